@@ -190,7 +190,7 @@ evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results
 	@$(BIN)/python benchmarks/report.py
 
 bench-service: $(INSTALLED)  ## claims, answers, streams and polls of the service (5 minutes)
-	@$(BIN)/python benchmarks/service.py
+	@$(BIN)/python benchmarks/parts.py service
 	@$(BIN)/python benchmarks/report.py
 
 bench-attack: $(INSTALLED)  ## silent callers, hostile requests and the service's memory (15 minutes)
@@ -198,11 +198,11 @@ bench-attack: $(INSTALLED)  ## silent callers, hostile requests and the service'
 	@$(BIN)/python benchmarks/report.py
 
 bench-scale: $(INSTALLED)  ## how planning, the queue and a fleet of workers grow (10 minutes)
-	@$(BIN)/python benchmarks/scale.py
+	@$(BIN)/python benchmarks/parts.py scale
 	@$(BIN)/python benchmarks/report.py
 
 bench-pages: $(INSTALLED)  ## a page of 500 probes after each event, and a hundred viewers of it (2 minutes)
-	@$(BIN)/python benchmarks/pages.py
+	@$(BIN)/python benchmarks/parts.py pages
 	@$(BIN)/python benchmarks/report.py
 
 bench-warm: $(INSTALLED)  ## probes that share rank processes against those that do not (10 minutes)

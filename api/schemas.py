@@ -122,6 +122,10 @@ class Launch(Answered):
 
     argv: list[str]
     files: dict[str, str]
+    script_sets: list[str] = Field(
+        description="Knobs that the training script must set itself, as `name=value`: no field of"
+        " the file holds them, and its comments show how."
+    )
 
 
 class Suggestion(Answered):
@@ -362,6 +366,7 @@ class Brief(Answered):
     needed_gib: float | None
     limit_gib: float | None
     launch: list[str] = Field(description="The command; left out where it would be too long.")
+    script_sets: list[str] = Field(description="Knobs that the training script must set itself.")
     no_answer: str | None
 
 

@@ -17,7 +17,6 @@ REPETITIONS = 1
 
 
 def main() -> None:
-    """Measure, dry-run, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="texts of cases")
     options = parser.parse_args()

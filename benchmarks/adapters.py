@@ -52,7 +52,6 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch."""
         return int(self.row["micro_batch"]) * int(self.row["seq_len"])
 
     @property
@@ -247,7 +246,6 @@ class Run:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Each run, with what is predicted of it."""
     with DATA.open() as file:
         return [Run(row).judged() for row in csv.DictReader(file) if row["method"] in METHODS]
 
@@ -267,7 +265,6 @@ def _adapter(row: Mapping[str, str]) -> Adapter | None:
 
 
 def goals(found: list[dict[str, Any]]) -> list[Goal]:
-    """What is asked of each method, of their order, and of verdicts."""
     asked = []
     for method in METHODS:
         some = [one for one in found if one["method"] == method and one["ran"]]

@@ -155,7 +155,6 @@ def listed(name: str, config: Mapping[str, Any], task: str) -> dict[str, Any] | 
 
 
 def catalogue() -> str:
-    """The text of ``tuner/catalog/task_types.toml``."""
     import transformers
 
     release = ".".join(transformers.__version__.split(".")[:2])
@@ -226,7 +225,6 @@ def real_peak(config: Mapping[str, Any], task: str) -> int | str:
 def row(
     name: str, config: Mapping[str, Any], answer: Mapping[str, Any], task: str, *, real: bool
 ) -> Any:
-    """What is printed of a type."""
     if error := answer.get("error"):
         where = " in ".join(filter(None, (error.get("operator"), error.get("phase"))))
         why = " ".join(str(error["message"]).split())[:120]
@@ -254,7 +252,6 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> int:
-    """Print the table and the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="causal_lm")
     parser.add_argument("--list", action="store_true", help="print the catalogue of other tasks")

@@ -88,7 +88,6 @@ def past(prior: Prior) -> Past:
 
 
 def ask_lines() -> list[dict[str, Any]]:
-    """The table."""
     prior, seconds = candidates()
     told, allowed = trials(prior), np.ones(len(prior.settings), dtype=bool)
     allowed[[trial.index for trial in told]] = False

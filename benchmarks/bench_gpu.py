@@ -28,7 +28,6 @@ def find_project() -> None:
 
 
 def main() -> int:
-    """Run parts; the exit code."""
     find_project()
     from gpu.program import main as run
 

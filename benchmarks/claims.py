@@ -18,16 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from common import Goal, as_rows, show
+from service_writer import SETTINGS, question
 from sqlalchemy import create_engine, func, make_url, select, text
 
-from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, ProbeRequest, Question
-from tuner.core.workload import Workload
+from tuner.core.study import Limits, ProbeRequest
 from tuner.errors import TunerError
-from tuner.model import load_model
 from tuner.store import Store, WorkerIdentity, migrate, open_store
 from tuner.store.tables import AttemptRow, AttemptState
 
@@ -45,12 +41,9 @@ PATIENCE_S = 300.0
 class Taken:
     """What one process has claimed."""
 
-    probes: list[int] = field(default_factory=list)
-    """Ids, in the order of its claims."""
-    claim_s: list[float] = field(default_factory=list)
-    """Seconds that each of these claims took."""
-    errors: list[str] = field(default_factory=list)
-    """What went wrong."""
+    probes: list[int] = field(default_factory=list)  # ids, in the order of its claims
+    claim_s: list[float] = field(default_factory=list)  # seconds that each of these claims took
+    errors: list[str] = field(default_factory=list)  # what went wrong
 
 
 def rows() -> list[dict[str, Any]]:
@@ -59,7 +52,6 @@ def rows() -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them: speed where all are of one study, and no mistake anywhere."""
     found = []
     for database in DATABASES:
         these = [row for row in rows if row["database"] == database]
@@ -125,17 +117,9 @@ def _filled(url: str, studies: int) -> list[str]:
 
 
 def new_study(store: Store, number: int, probes: int) -> str:
-    question = Question(
-        workload=Workload(
-            model=load_model("stories15m"), sequence_length=128, global_batch_size=8 * (number + 1)
-        ),
-        cluster=parse_cluster("cpu:2"),
-        framework=framework("torch"),
-    )
-    study = store.ask(question, Limits(max_probes=probes))
-    settings = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
+    study = store.ask(question(number), Limits(max_probes=probes))
     for repetition in range(probes):
-        request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
+        request = ProbeRequest(settings=SETTINGS, fidelity=Fidelity.MEASURED, repetition=repetition)
         assert store.enter_probe(study.id, study.revision + repetition, request, None)
     return study.id
 
@@ -203,7 +187,6 @@ def _wrong(url: str, taken: Sequence[Taken]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Measure, and show."""
     found = rows()
     show("claims", found)
     show("goals", as_rows(goals(found)))

@@ -48,7 +48,6 @@ GOALS = {"tuner --help": "<= 0.3", "tuner studies list": "<= 0.6"}
 
 
 def seconds(command: list[str], environment: dict[str, str]) -> float:
-    """Wall time of one run."""
     started = time.perf_counter()
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return time.perf_counter() - started

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,12 @@ PACKAGES = (
 class Goal:
     """A figure that is held to something."""
 
-    name: str
-    """What was measured, with its unit."""
-    goal: str
-    """Such as ``<= 0.3``."""
-    value: float | None
-    """What was seen; ``None`` where it has not been measured."""
+    name: str  # what was measured, with its unit
+    goal: str  # such as `<= 0.3`
+    value: float | None  # what was seen; `None` where it has not been measured
 
     @property
     def met(self) -> bool:
-        """Whether the value is what the goal asks for."""
         if self.value is None:
             return False
         sign, limit = self.goal.split()
@@ -68,27 +64,6 @@ def report(
     write(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
     print(f"written: benchmarks/results/{name}.json")
     return result
-
-
-def report_parts(name: str, parts: Mapping[str, str]) -> dict[str, Any]:
-    """Run the parts of a benchmark one after the other, and :func:`report` all.
-
-    Args:
-        name: of the benchmark.
-        parts: modules by what their rows are called, each with ``rows()`` and ``goals(rows)``. The
-            first one's are the file's ``rows``.
-    """
-    found: dict[str, Any] = {}
-    goals: list[Goal] = []
-    for part, module in parts.items():
-        loaded = import_module(module)  # now: processes that a part spawns load the main program
-        rows = loaded.rows()
-        show(part, rows)
-        found[part] = rows
-        goals += loaded.goals(rows)
-    first = found.pop(next(iter(parts)))
-    assert "rows" not in found, "that is what the first part's are called"
-    return report(name, goals, first, found)
 
 
 def as_rows(goals: Iterable[Goal]) -> list[dict[str, Any]]:
@@ -141,7 +116,6 @@ def _cell(value: object) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages that are installed."""
     found = {}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

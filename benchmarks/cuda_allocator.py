@@ -149,7 +149,6 @@ class Results:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of the predictions."""
     found = []
     for way, limit in (("dry_run", 0.005), ("arithmetic", 0.01)):
         off = errors(rows, way)
@@ -171,7 +170,6 @@ def errors(rows: Sequence[Mapping[str, Any]], way: str) -> list[float]:
 
 
 def row_of(found: GpuCase, probed: Probed | None, why: str, commit: str) -> Row:
-    """What a case showed."""
     memory = probed.measurement.memory if probed else None
     return {
         "key": found.case.text,
@@ -240,7 +238,6 @@ def _prober() -> Iterator[Callable[[GpuCase, float], Probed]]:
 
 
 def line(row: Row) -> str:
-    """A row in a line."""
     if row["outcome"] != Outcome.OK:
         return f"{row['key']}: {row['outcome']} {row['detail'][:300]}"
     off = ", ".join(
@@ -251,7 +248,6 @@ def line(row: Row) -> str:
 
 
 def main() -> int:
-    """Run what is left; the exit code."""
     parser = argparse.ArgumentParser(prog="cuda_allocator.py", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", help="cases whose line has this in it")
     parser.add_argument("--most", type=int, metavar="N", help="so many cases")

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import log10
 from typing import Any
 
-from plot import BLUE, GREEN, ORANGE, PURPLE, YELLOW
+from plot import BLUE, ENTRY, GREEN, ORANGE, PURPLE, YELLOW, document, text
 from search_lines import KEPT
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 460, 340, 66, 44, 56, 84
 """Pixels: a panel, and the room around and between panels."""
-ENTRY = 18
-"""Pixels of a line of the legend."""
 FLOOR = 0.001
 """The least regret that is drawn: no regret at all is drawn there."""
 TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -43,11 +40,9 @@ class Panel:
     title: str
     curves: Mapping[str, Sequence[float]]
     """Mean regret after 1, 2, ... probes, by search."""
-    left: float
-    """Pixels from the picture's left."""
+    left: float  # pixels from the picture's left
 
     def x(self, probes: int) -> float:
-        """Pixels from the left."""
         count = max(len(curve) for curve in self.curves.values())
         return self.left + WIDTH * (probes - 1) / max(count - 1, 1)
 
@@ -59,7 +54,6 @@ def y(regret: float) -> float:
 
 
 def picture(result: Mapping[str, Any]) -> str:
-    """Of what the result file holds."""
     tables = list(dict.fromkeys(row["table"] for row in result["curves"]))
     panels = [
         Panel(
@@ -74,38 +68,28 @@ def picture(result: Mapping[str, Any]) -> str:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The whole picture."""
     shown = [name for name in SHOWN if any(name in panel.curves for panel in panels)]
     width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 24
     rows = (len(shown) + 1) // 2
     height = TOP + HEIGHT + BOTTOM + ENTRY * rows
     body = [line for panel in panels for line in _panel(panel)]
     legend = [line for place, name in enumerate(shown) for line in _entry(place, rows, name)]
-    return "\n".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-            f' width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
-            f'<rect width="{width}" height="{height}" fill="white"/>',
-            *body,
-            *legend,
-            "</svg>\n",
-        )
-    )
+    return document(width, height, [*body, *legend])
 
 
 def _panel(panel: Panel) -> Iterable[str]:
     middle = panel.left + WIDTH / 2
-    yield _text(middle, TOP - 16, panel.title, 'font-size="15" font-weight="bold"')
+    yield text(middle, TOP - 16, panel.title, 'font-size="15" font-weight="bold"')
     for tick in TICKS:
         yield (
             f'<line x1="{panel.left}" y1="{y(tick):.1f}" x2="{panel.left + WIDTH}"'
             f' y2="{y(tick):.1f}" stroke="#e6e6e6"/>'
         )
-        yield _text(panel.left - 8, y(tick) + 4, f"{100 * tick:g}%", 'text-anchor="end"')
+        yield text(panel.left - 8, y(tick) + 4, f"{100 * tick:g}%", 'text-anchor="end"')
     count = max(len(curve) for curve in panel.curves.values())
     for probes in range(1, count + 1):
-        yield _text(panel.x(probes), TOP + HEIGHT + 18, str(probes))
-    yield _text(middle, TOP + HEIGHT + 38, "probes (failed ones count)")
+        yield text(panel.x(probes), TOP + HEIGHT + 18, str(probes))
+    yield text(middle, TOP + HEIGHT + 38, "probes (failed ones count)")
     yield (
         f'<rect x="{panel.left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none"'
         ' stroke="#444444"/>'
@@ -120,15 +104,10 @@ def _entry(place: int, rows: int, name: str) -> Iterable[str]:
     left = LEFT + (place // rows) * (WIDTH + GAP)
     top = TOP + HEIGHT + BOTTOM + ENTRY * (place % rows)
     yield f'<polyline points="{left},{top - 4} {left + 34},{top - 4}" fill="none" {_style(name)}/>'
-    yield _text(left + 42, top, name, 'text-anchor="start"')
+    yield text(left + 42, top, name, 'text-anchor="start"')
 
 
 def _style(name: str) -> str:
     color, dashes = SHOWN[name]
     width = 3 if name in KEPT.values() else 1.6
     return f'stroke="{color}" stroke-width="{width}" stroke-dasharray="{dashes or "none"}"'
-
-
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    anchor = "" if "text-anchor" in style else ' text-anchor="middle"'
-    return f'<text x="{x:.1f}" y="{y:.1f}"{anchor} {style}>{escape(text)}</text>'

@@ -37,7 +37,6 @@ def grid(replay: Replay, seed: int) -> None:
 
 
 def at_random(replay: Replay, seed: int) -> None:
-    """``RandomTuner``."""
     order = np.random.default_rng(seed).permutation(_listed(replay))
     _tune(replay, iter(order.tolist()), lambda trial: None)
 

@@ -49,7 +49,6 @@ def words(
 
 
 def line(x1: float, y1: float, x2: float, y2: float, *, kind: str = "grid", more: str = "") -> str:
-    """A straight line."""
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line class="{kind}" {ends}{more and " " + more}/>'
 

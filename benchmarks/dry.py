@@ -50,12 +50,9 @@ class Asked(Protocol):
 class Dried:
     """Dry runs by the key of their plan."""
 
-    dry_runs: Mapping[str, DryRun]
-    """What was run."""
-    refused: Mapping[str, str]
-    """Why settings were not, by their text."""
-    seconds: float
-    """All of it, with the start of the process."""
+    dry_runs: Mapping[str, DryRun]  # what was run
+    refused: Mapping[str, str]  # why settings were not, by their text
+    seconds: float  # all of it, with the start of the process
 
     @property
     def requests(self) -> int:

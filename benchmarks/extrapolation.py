@@ -41,18 +41,12 @@ GIB = 2**30
 class Case:
     """A class of settings, and what it is checked at."""
 
-    model: str
-    """Of the catalogue."""
-    cluster: str
-    """As users write it."""
-    settings: str
-    """The class, as users write it."""
-    sizes: tuple[int, ...]
-    """Micro-batch sizes of the dry run at full depth."""
-    accumulation: int = 1
-    """Micro-batches of its optimizer step."""
-    sequence_length: int = 2048
-    """Tokens of a sequence."""
+    model: str  # of the catalogue
+    cluster: str  # as users write it
+    settings: str  # the class, as users write it
+    sizes: tuple[int, ...]  # micro-batch sizes of the dry run at full depth
+    accumulation: int = 1  # micro-batches of its optimizer step
+    sequence_length: int = 2048  # tokens of a sequence
     optimizer: Optimizer = Optimizer.ADAMW
     precision: Precision = Precision.BF16
     reduce_dtype: ReduceDtype | None = None
@@ -81,7 +75,6 @@ class Case:
 
     @property
     def class_settings(self) -> Settings:
-        """The class."""
         return parse_settings(self.settings)
 
     def full_request(self, plan: DryRunPlan) -> dict[str, Any]:
@@ -296,7 +289,6 @@ def _short(case: Case) -> str:
 
 
 def goals(found: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What the rows are held to."""
     errors = [abs(row["error"]) for row in found if row["error"] is not None]
     unknown = sum(row["error"] is None for row in found)
     models = len({row["model"] for row in found})
@@ -313,7 +305,6 @@ def goals(found: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> None:
-    """Run all cases, print their table, and write ``benchmarks/results/extrapolation.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit-s", type=float, default=FULL_LIMIT_S)
     parser.add_argument("--jobs", type=int, default=None)

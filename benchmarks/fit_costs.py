@@ -22,8 +22,7 @@ from foundry import FoundryRow, foundry_rows
 from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.memory.pipeline import stage_memory
-from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
+from tuner.cost.pipeline import pipeline_seconds, spans_nodes, stage_memory
 from tuner.cost.time.step import sharded_step_s
 
 MEMORY = (
@@ -46,32 +45,27 @@ AT_MOST = {
 
 
 def memory_error(run: Run, costs: Costs) -> float:
-    """Logarithm of predicted over measured."""
     found = stage_memory(run.workload, run.settings, run.cluster, costs)
     assert run.memory_gib is not None
     return log(found.reserved_bytes / 2**30 / run.memory_gib)
 
 
 def time_error(run: Run, costs: Costs) -> float:
-    """Logarithm of predicted over measured."""
     assert run.step_time_s is not None
     found = pipeline_seconds(run.workload, run.settings, run.cluster, costs)
     return log(found.expected_s / run.step_time_s)
 
 
 def foundry_error(row: FoundryRow, costs: Costs) -> float:
-    """Logarithm of predicted over measured."""
     (found,) = sharded_step_s(row.workload, row.settings, row.cluster, costs)
     return log(found / row.step_time_s)
 
 
 def memory_loss(runs: list[Run], costs: Costs) -> float:
-    """Mean error."""
     return sum(min(1.0, abs(memory_error(run, costs))) for run in runs) / len(runs)
 
 
 def time_loss(runs: list[Run], costs: Costs) -> float:
-    """Weighted mean error."""
     weights = [1.0 if run.gpus <= 64 else 0.33 for run in runs]
     errors = [min(1.0, abs(time_error(run, costs))) for run in runs]
     return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
@@ -115,7 +109,6 @@ def quantiles(name: str, errors: list[float]) -> None:
 
 
 def main() -> None:
-    """Fit, and print."""
     fitted = [run for run in nanotron_runs() if run.ok and run.fitted_on]
     small = [run for run in fitted if run.gpus <= 64]
     costs = search("memory", MEMORY, lambda costs: memory_loss(small, costs))

@@ -46,12 +46,9 @@ def in_catalogue(name: str) -> float:
 class Tuning:
     """One fine-tuning of the table."""
 
-    gpus: int
-    """Ranks; with more than one they are FSDP1's."""
-    nvidia_smi_mib: float
-    """Most memory that nvidia-smi showed, the mean of the run's GPUs."""
-    allocated_bytes: int
-    """Most that ``torch.cuda.max_memory_allocated`` showed, on rank 0."""
+    gpus: int  # ranks; with more than one they are FSDP1's
+    nvidia_smi_mib: float  # most memory that nvidia-smi showed, the mean of the run's GPUs
+    allocated_bytes: int  # most that `torch.cuda.max_memory_allocated` showed, on rank 0
 
     @property
     def alone(self) -> bool:
@@ -66,7 +63,6 @@ class Tuning:
 
 
 def tunings() -> list[Tuning]:
-    """All of the table."""
     with DATA.open() as file:
         return [
             Tuning(
@@ -103,7 +99,6 @@ def least_outside_mib(runs: Sequence[Tuning]) -> float:
 
 
 def rows(runs: Sequence[Tuning]) -> list[dict[str, Any]]:
-    """The fit beside the catalogue."""
     return [
         {"constant": name, "runs": len(usable(runs, alone="fsdp1" not in name)),
          "fit": value, "catalogue": in_catalogue(name)}
@@ -133,7 +128,6 @@ def of_class(rows: Found) -> dict[str, list[float]]:
 
 
 def allocator_fits(rows: Found) -> list[dict[str, Any]]:
-    """The fit beside the catalogue."""
     return [
         {"constant": f"{name}_{end}", "runs": len(shares),
          "fit": quantile(shares, share), "catalogue": in_catalogue(f"{name}_{end}")}
@@ -155,7 +149,6 @@ def over_predicted(rows: Found) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Fit, and print."""
     runs = tunings()
     show("reserved over allocated", rows(runs))
     show("the same, torch's allocator without a GPU", allocator_fits(allocator_rows()))

@@ -42,8 +42,7 @@ class FoundryRow:
     workload: Workload
     cluster: Cluster
     settings: Settings
-    tokens_per_s: float
-    """Per GPU."""
+    tokens_per_s: float  # per GPU
 
     @property
     def fitted_on(self) -> bool:
@@ -52,13 +51,11 @@ class FoundryRow:
 
     @property
     def step_time_s(self) -> float:
-        """Measured seconds of a step."""
         each = self.settings.micro_batch_size * self.settings.gradient_accumulation_steps
         return each * self.workload.sequence_length / self.tokens_per_s
 
 
 def foundry_rows() -> list[FoundryRow]:
-    """All rows of the file."""
     with DATA.open() as file:
         return [_row(row) for row in csv.DictReader(file)]
 
@@ -182,7 +179,6 @@ def lines(rows: Told) -> list[dict[str, Any]]:
 
 
 def goals(rows: Told) -> list[Goal]:
-    """What is asked of the models that nothing was fitted on."""
     by_name = {line["rows"]: line for line in lines(rows)}
     held = by_name["held"]
     off = {n: abs(by_name[f"held, {n} tokens"]["median_ratio"] - 1) for n in LENGTHS}

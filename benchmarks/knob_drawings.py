@@ -215,12 +215,10 @@ class _Scale:
         self.limit = rows[0]["limit_gib"]
 
     def x(self, gib: float) -> float:
-        """Pixels from the left."""
         share = log2(gib / self.low) / log2(self.high / self.low)
         return LEFT + self.WIDTH * share
 
     def y(self, tokens_per_s: float) -> float:
-        """Pixels from the top."""
         return TOP + HEIGHT * (1 - tokens_per_s / self.most)
 
 

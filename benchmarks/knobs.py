@@ -39,16 +39,14 @@ class Compared:
     """A knob's two values in settings that are alike otherwise."""
 
     knob: str
-    values: tuple[str, str]
-    """The one that needs less memory first."""
+    values: tuple[str, str]  # the one that needs less memory first
     model: str
     cluster: str
     sequence_length: int
     global_batch_size: int
     micro_batch_size: int
     accumulation: int
-    settings: str
-    """The others, as users write them, without the micro-batch size."""
+    settings: str  # the others, as users write them, without the micro-batch size
 
     def case(self, value: str) -> Case:
         """What is dry-run."""
@@ -122,7 +120,6 @@ NO_TENSORS = ("library_workspaces", "unsplit_blocks")
 
 
 def main() -> None:
-    """Make what is not only to be drawn again, then the pictures and the page's tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draw", action="store_true", help="only draw what is kept")
     if not parser.parse_args().draw:
@@ -164,7 +161,6 @@ def draw(result: Mapping[str, Any]) -> None:
 
 
 def pictures(result: Mapping[str, Any]) -> dict[str, str]:
-    """Every picture by its file's name."""
     knobs = dict.fromkeys(row["knob"] for row in result["steps"])
     found = {
         f"knob-{knob.replace('_', '-')}.svg": picture_of_steps(

@@ -1,7 +1,12 @@
 """Parts of a page that programs write: tables, and what is between two markers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+Row = Mapping[str, Any]
+Sections = Mapping[str, Callable[[Row], list[str]]]
+"""What makes the lines between a page's markers, by their name."""
 
 
 def between(text: str, name: str, lines: Iterable[str]) -> str:
@@ -16,13 +21,28 @@ def between(text: str, name: str, lines: Iterable[str]) -> str:
     return before + begin + "\n".join(lines) + "\n" + end + after
 
 
+def filled(text: str, sections: Sections, result: Row) -> str:
+    """A page with each section between the markers of its name made anew of a result.
+
+    Raises:
+        ValueError: a marker is missing, or there twice.
+    """
+    for name, lines in sections.items():
+        text = between(text, name, lines(result))
+    return text
+
+
+def fill(page: Path, sections: Sections, result: Row) -> None:
+    """Write the sections of a result into a page, so that both agree."""
+    page.write_text(filled(page.read_text(encoding="utf-8"), sections, result), encoding="utf-8")
+
+
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
 
 
-def goals(result: Mapping[str, Any]) -> list[str]:
+def goals(result: Row) -> list[str]:
     """Every figure of a result that is held to something."""
     met = sum(goal["met"] for goal in result["goals"])
     versions = result["versions"]
@@ -33,7 +53,7 @@ def goals(result: Mapping[str, Any]) -> list[str]:
     return [f"{where}: {met} of {len(rows)} met.", "", *table(head, rows)]
 
 
-def _met(goal: Mapping[str, Any]) -> str:
+def _met(goal: Row) -> str:
     if goal["value"] is None:
         return "not measured"
     return "met" if goal["met"] else "**missed**"

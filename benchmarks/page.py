@@ -1,33 +1,12 @@
 """The tables of ``benchmarks/results/predict.md``, by the benchmark: page and file agree."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from common import ROOT
-from markdown import between, goals, percent, table
+from markdown import Row, Sections, goals, percent, table
 from sweep_table import WORKLOAD
 
 PAGE = ROOT / "benchmarks" / "results" / "predict.md"
 LOST = 0.1
 """Workloads are named whose fastest predicted run loses more than this share."""
-
-Row = Mapping[str, Any]
-
-
-def write(result: Row) -> None:
-    """Put the results' tables into the page, each between its two markers."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
-
-
-def filled(text: str, result: Row) -> str:
-    """The page's text with all sections anew.
-
-    Raises:
-        ValueError: a marker is missing, or there twice.
-    """
-    for name, lines in SECTIONS.items():
-        text = between(text, name, lines(result))
-    return text
 
 
 def sweep(result: Row) -> list[str]:
@@ -90,10 +69,9 @@ def _verdicts(row: Row) -> str:
     return f"{row['verdicts_right']} (balanced accuracy {accuracy:.2f})"
 
 
-SECTIONS: Mapping[str, Callable[[Row], list[str]]] = {
+SECTIONS: Sections = {
     "goals": goals,
     "sweep": sweep,
     "stated": stated,
     "rivals": rivals,
 }
-"""What is between markers of the same names."""

@@ -1,4 +1,4 @@
-"""How much a screen holds, in the system's Chromium: part of ``pages.py``.
+"""How much a screen holds, in the system's Chromium: part of ``make bench-pages``.
 
 Screens of 900 pixels before the evidence of a study's page at 1440 pixels, and studies of the list
 that are whole in the first screen.
@@ -48,7 +48,6 @@ def rows(probes: int = PROBES, studies: int = 60) -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of it."""
     (row,) = rows
     screens = f"screens before the evidence of a study with {row['probes']} probes, 1440 by 900"
     return [

@@ -1,4 +1,4 @@
-"""A study of 500 probes as a search leaves one: part of ``pages.py``.
+"""A study of 500 probes as a search leaves one: part of ``make bench-pages``.
 
 Its probes find what is predicted of their settings, each class off by a factor of its own and each
 run by some luck, the same each time: most ran, some ran out of memory, were ended early or failed,
@@ -92,7 +92,6 @@ class Machine:
         return sorted(noisy, key=lambda one: float(noisy[one]))[:count]
 
     def run(self, number: int, settings: Settings) -> Probe:
-        """A probe that is done."""
         repetition = self._repetitions.get(settings, 0)
         self._repetitions[settings] = repetition + 1
         own = settings.gradient_accumulation_steps
@@ -102,6 +101,9 @@ class Machine:
             repetition=repetition,
             accumulation_counts=() if repetition else counts_to_run(own),
         )
+        return self.probe(number, request)
+
+    def probe(self, number: int, request: ProbeRequest) -> Probe:
         return Probe(
             id=number,
             request=request,

@@ -1,4 +1,4 @@
-"""What viewers of a study cost that goes on: part of ``pages.py``.
+"""What viewers of a study cost that goes on: part of ``make bench-pages``.
 
 Each opens the page and then its stream of changes with the version that it has, as the page's
 script does, in a server within this process. Then one more probe is done, again and again, each
@@ -53,7 +53,6 @@ def rows(
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     few, many = rows[0], rows[-1]
     name = f"statements for each event, {many['viewers']} viewers of a study over {few['viewers']}"
     value = many["statements_per_event"] / few["statements_per_event"]

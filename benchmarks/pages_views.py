@@ -1,5 +1,5 @@
 """A study's page as it is first seen after an event, and as it is seen again, and the list of a
-thousand studies: part of ``pages.py``.
+thousand studies: part of ``make bench-pages``.
 
 The server is a process of its own, started by ``tuner serve``, on SQLite. Before each first view
 one more probe of the study is done, so nothing that was made of the study holds any more. Seconds
@@ -84,7 +84,6 @@ def _of_the_list(studies: int, views: int) -> dict[str, Any]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     found = []
     for row in rows:
         cpu_ms = row["cpu_median_ms"]

@@ -7,39 +7,27 @@ suggestion of a study without a probe, and the answer after all of them, from pr
 there and from none.
 """
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
+from pages_study import Machine, probes
+
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings
 from tuner.core.framework import framework
-from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome, OutOfMemory
-from tuner.core.study import (
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.study import Limits, Probe, ProbeRequest, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
 from tuner.planner import forecast, next_probe, prior
-from tuner.planner.prior import prior_of
 from tuner.space import enumerate_space
 
 PROBES = 200
 """Done when the clock starts."""
 CALLS = 20
 """Of which the median is taken, beside the first."""
-STEPS = 10
-"""Timed steps of a probe."""
 
 
 def question() -> Question:
@@ -53,96 +41,29 @@ def question() -> Question:
     )
 
 
-class Machine:
-    """Measures what is predicted, with noise: the same each time."""
-
-    def __init__(self, asked: Question) -> None:
-        self.limit_bytes = Limits().limit_bytes(asked.cluster)
-        prior = prior_of(asked, None, self.limit_bytes)
-        self._prior = prior
-        self._place = {settings: n for n, settings in enumerate(prior.settings)}
-        self._random = random.Random(0)
-
-    def run(self, request: ProbeRequest) -> Measurement:
-        """What a probe finds."""
-        place, draw = self._place[request.settings], self._random
-        needed = int(2.718 ** (self._prior.log_need[place] + draw.gauss(0, 0.05)))
-        if needed > self.limit_bytes:
-            return Measurement(outcome=Outcome.OOM, oom=self._shortage(), wall_s=20.0)
-        seconds = 2.718 ** (float(self._prior.log_seconds[place]) + draw.gauss(0, 0.2))
-        own = request.settings.gradient_accumulation_steps
-        times = {
-            n: tuple(seconds * n / own * (1 + 0.01 * draw.random()) for _ in range(STEPS))
-            for n in request.accumulation_counts or (own,)
-        }
-        memory = Memory(
-            allocated_bytes=needed,
-            allocated_low_bytes=needed,
-            reserved_bytes=needed,
-            device_bytes=needed,
-            overhead_bytes=0,
-            by_phase={},
-            by_category={},
-            per_rank_bytes=(needed,),
-        )
-        return Measurement(outcome=Outcome.OK, memory=memory, step_times_s=times, wall_s=20.0)
-
-    def _shortage(self) -> OutOfMemory:
-        return OutOfMemory(
-            rank=0,
-            phase="backward",
-            requested_bytes=2**20,
-            allocated_bytes=self.limit_bytes,
-            reserved_bytes=self.limit_bytes,
-            limit_bytes=self.limit_bytes,
-        )
-
-
-def empty_study() -> Study:
-    """Asked, and nothing done."""
+def study_of(probes: Sequence[Probe] = ()) -> Study:
+    """A study that goes on after these."""
     limits = Limits(max_probes=10_000, tolerance=0.0)
-    return Study(id="st-0", question=question(), limits=limits, state=StudyState.RUNNING)
-
-
-def with_probe(study: Study, request: ProbeRequest, machine: Machine) -> Study:
-    """The study after one more probe."""
-    probe = Probe(
-        id=len(study.probes) + 1,
-        request=request,
-        state=ProbeState.DONE,
-        memory_limit_bytes=machine.limit_bytes,
-        measurement=machine.run(request),
-    )
-    return replace(study, probes=(*study.probes, probe))
-
-
-def study_with_probes(machine: Machine) -> Study:
-    """A study after :data:`PROBES` probes of settings drawn at random."""
-    study = empty_study()
-    legal = enumerate_space(study.question).legal
-    for settings in random.Random(1).sample(legal, PROBES):
-        study = with_probe(study, _request(settings), machine)
-    return study
-
-
-def _request(settings: Settings) -> ProbeRequest:
-    return ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)
+    return Study(
+        id="st-0", question=question(), limits=limits, state=StudyState.RUNNING,
+        probes=tuple(probes),
+    )  # fmt: skip
 
 
 def calls(machine: Machine) -> Iterator[Callable[[], object]]:
     """Calls of the planner, each with one probe more than the one before."""
-    study = study_with_probes(machine)
+    study = study_of(probes(machine, PROBES))
     for _ in range(CALLS + 1):
         yield lambda study=study: next_probe(study)  # type: ignore[misc]
         request = next_probe(study)
         assert isinstance(request, ProbeRequest), request
-        study = with_probe(study, request, machine)
+        found = machine.probe(len(study.probes) + 1, request)
+        study = replace(study, probes=(*study.probes, found))
 
 
 def plan_lines() -> list[dict[str, Any]]:
-    """The table."""
-    machine = Machine(question())
-    empty, full = empty_study(), study_with_probes(machine)
+    machine, empty = Machine(question()), study_of()
+    full = study_of(probes(Machine(question()), PROBES))
     return [
         _line("next_probe", PROBES, list(calls(machine))),
         _line("answer", PROBES, [lambda: answer(replace(full))] * (CALLS + 1)),

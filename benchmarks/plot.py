@@ -19,16 +19,10 @@ OFF = 1.1
 class Series:
     """Points of one source."""
 
-    name: str
-    """For the legend; the number of points is added."""
-    color: str
-    """Such as ``#0072B2``."""
-    points: Sequence[tuple[float, float]] = ()
-    """Measured and predicted."""
-    bars: Sequence[tuple[float, float, float]] = ()
-    """Measured, and the least and the most that is predicted."""
-    radius: float = 3.0
-    """Pixels of a point."""
+    name: str  # for the legend; the number of points is added
+    color: str  # such as `#0072B2`
+    points: Sequence[tuple[float, float]] = ()  # measured and predicted
+    radius: float = 3.0  # pixels of a point
 
     @property
     def opacity(self) -> float:
@@ -47,7 +41,7 @@ class Panel:
     @property
     def limits(self) -> tuple[float, float]:
         """Ends of both axes: all values, and a little room."""
-        values = [v for one in self.series for p in (*one.points, *one.bars) for v in p]
+        values = [v for one in self.series for p in one.points for v in p]
         return min(values) / 1.25, max(values) * 1.25
 
 
@@ -60,11 +54,9 @@ class Scale:
     left: float
 
     def x(self, value: float) -> float:
-        """Pixels from the left."""
         return self.left + SIDE * self._share(value)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
         return TOP + SIDE * (1 - self._share(value))
 
     def _share(self, value: float) -> float:
@@ -72,25 +64,16 @@ class Scale:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The whole picture."""
     width = LEFT + len(panels) * (SIDE + GAP) - GAP + 24
     height = TOP + SIDE + BOTTOM + ENTRY * max(len(panel.series) for panel in panels)
     body = [line for i, one in enumerate(panels) for line in _panel(one, LEFT + i * (SIDE + GAP))]
-    return "\n".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-            f' width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
-            f'<rect width="{width}" height="{height}" fill="white"/>',
-            *body,
-            "</svg>\n",
-        )
-    )
+    return document(width, height, body)
 
 
 def _panel(panel: Panel, left: int) -> Iterable[str]:
     low, high = panel.limits
     scale = Scale(low=low, high=high, left=left)
-    yield _text(left + SIDE / 2, TOP - 16, panel.title, 'font-size="15" font-weight="bold"')
+    yield text(left + SIDE / 2, TOP - 16, panel.title, 'font-size="15" font-weight="bold"')
     yield from _grid(scale)
     yield from _diagonals(scale)
     yield (
@@ -99,11 +82,11 @@ def _panel(panel: Panel, left: int) -> Iterable[str]:
     for one in panel.series:
         yield from _marks(scale, one)
     yield from _legend(scale, panel.series)
-    yield _text(left + SIDE / 2, TOP + SIDE + 42, f"measured, {panel.unit}")
-    yield _text(left + SIDE - 10, TOP + SIDE - 10, "dashed: 10% off", 'text-anchor="end"')
+    yield text(left + SIDE / 2, TOP + SIDE + 42, f"measured, {panel.unit}")
+    yield text(left + SIDE - 10, TOP + SIDE - 10, "dashed: 10% off", 'text-anchor="end"')
     middle = TOP + SIDE / 2
     turned = f'transform="rotate(-90 {left - 52} {middle})"'
-    yield _text(left - 52, middle, f"predicted, {panel.unit}", turned)
+    yield text(left - 52, middle, f"predicted, {panel.unit}", turned)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -117,10 +100,10 @@ def _grid(scale: Scale) -> Iterable[str]:
     bottom = TOP + SIDE
     for value in ticks(scale.low, scale.high):
         x, y = scale.x(value), scale.y(value)
-        yield _line(x, TOP, x, bottom, 'stroke="#e6e6e6"')
-        yield _line(scale.left, y, scale.left + SIDE, y, 'stroke="#e6e6e6"')
-        yield _text(x, bottom + 18, _short(value))
-        yield _text(scale.left - 8, y + 4, _short(value), 'text-anchor="end"')
+        yield line(x, TOP, x, bottom, 'stroke="#e6e6e6"')
+        yield line(scale.left, y, scale.left + SIDE, y, 'stroke="#e6e6e6"')
+        yield text(x, bottom + 18, _short(value))
+        yield text(scale.left - 8, y + 4, _short(value), 'text-anchor="end"')
 
 
 def _diagonals(scale: Scale) -> Iterable[str]:
@@ -129,14 +112,10 @@ def _diagonals(scale: Scale) -> Iterable[str]:
             (low * OFF, low, high, high / OFF))  # fmt: skip
     for (x1, y1, x2, y2), dash in zip(ends, ("", "4 4", "4 4"), strict=True):
         style = f'stroke="#888888" stroke-dasharray="{dash}"' if dash else 'stroke="#888888"'
-        yield _line(scale.x(x1), scale.y(y1), scale.x(x2), scale.y(y2), style)
+        yield line(scale.x(x1), scale.y(y1), scale.x(x2), scale.y(y2), style)
 
 
 def _marks(scale: Scale, series: Series) -> Iterable[str]:
-    for measured, low, high in series.bars:
-        x = scale.x(measured)
-        style = f'stroke="{series.color}" stroke-width="3" stroke-linecap="round"'
-        yield _line(x, scale.y(low), x, scale.y(high), style)
     for measured, predicted in series.points:
         x, y = scale.x(measured), scale.y(predicted)
         yield (
@@ -149,21 +128,31 @@ def _legend(scale: Scale, series: Sequence[Series]) -> Iterable[str]:
     for i, one in enumerate(series):
         y = TOP + SIDE + BOTTOM + i * ENTRY
         yield f'<circle cx="{scale.left + 6}" cy="{y - 4}" r="4.5" fill="{one.color}"/>'
-        yield _text(scale.left + 18, y, _label(one), 'text-anchor="start"')
+        yield text(scale.left + 18, y, f"{one.name} ({len(one.points)})", 'text-anchor="start"')
 
 
 def _short(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
-def _label(series: Series) -> str:
-    return f"{series.name} ({len(series.points) + len(series.bars)})"
+def document(width: int, height: int, body: Iterable[str]) -> str:
+    """A whole picture, on white."""
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            f' width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+            f'<rect width="{width}" height="{height}" fill="white"/>',
+            *body,
+            "</svg>\n",
+        )
+    )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
 
-def _text(x: float, y: float, text: str, style: str = "") -> str:
+def text(x: float, y: float, words: str, style: str = "") -> str:
+    """A line of text, in the middle if its style does not say otherwise."""
     anchor = "" if "text-anchor" in style else ' text-anchor="middle"'
-    return f'<text x="{x:.1f}" y="{y:.1f}"{anchor} {style}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{anchor} {style}>{escape(words)}</text>'

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import markdown
 import page
 import probe_table
 import published_times
@@ -59,7 +60,6 @@ def extrapolation() -> tuple[list[Goal], dict[str, Any]]:
 
 
 def picture(found: "Predicted") -> str:
-    """Predicted against measured memory and speed."""
     held = pick(found.sweep, lambda run: run.ok and not run.fitted_on)
     speeds = [(run, (run.tokens_per_s, p.tokens_per_s_per_gpu.value or 0.0)) for run, p in held]
     few = [point for run, point in speeds if sweep_table.small(run)]
@@ -107,20 +107,13 @@ def _rate(row: Mapping[str, Any]) -> tuple[float, float]:
 class Predicted:
     """Everything that was predicted, beside what was measured."""
 
-    public: Mapping[str, Sequence[PublicRow]]
-    """Published rows by source."""
-    told: Mapping[str, Told]
-    """What is predicted for each of them."""
-    stated: Told
-    """The same for DLRover's rows with fewer and more facts of its script stated."""
-    cases: Sequence[Case]
-    """What was probed on CPU ranks."""
-    probes: Told
-    """What is predicted for each of them."""
-    sweep: Sequence[Pair]
-    """nanotron's runs, failed ones too."""
-    dried: Dried
-    """The dry runs behind it."""
+    public: Mapping[str, Sequence[PublicRow]]  # published rows by source
+    told: Mapping[str, Told]  # what is predicted for each of them
+    stated: Told  # the same for DLRover's rows with fewer and more facts of its script stated
+    cases: Sequence[Case]  # what was probed on CPU ranks
+    probes: Told  # what is predicted for each of them
+    sweep: Sequence[Pair]  # nanotron's runs, failed ones too
+    dried: Dried  # the dry runs behind it
 
     @property
     def ran(self) -> list[Pair]:
@@ -151,7 +144,6 @@ def predict_all(data: Mapping[str, Any], kept: Path | None = None) -> Predicted:
 
 
 def rivals(found: Predicted) -> list[dict[str, Any]]:
-    """Other tools on the same rows."""
     few = pick(found.sweep, lambda run: sweep_table.small(run) and not run.fitted_on)
     lines = [
         line
@@ -163,7 +155,6 @@ def rivals(found: Predicted) -> list[dict[str, Any]]:
 
 
 def goals(found: Predicted, speeds: Told) -> list[Goal]:
-    """All that is asked."""
     told = found.told
     return [
         *issue_goals(told["issue_29425"]),
@@ -178,7 +169,6 @@ def goals(found: Predicted, speeds: Told) -> list[Goal]:
 
 
 def main() -> None:
-    """Predict all rows, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without-speed", action="store_true", help="leave the timing out")
     parser.add_argument("--dry-runs", type=Path, help="a file of dry runs to use and add to")
@@ -194,7 +184,9 @@ def main() -> None:
         return
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture(found))
-    page.write(report("predict", goals(found, speeds), lines(found), more))
+    markdown.fill(
+        page.PAGE, page.SECTIONS, report("predict", goals(found, speeds), lines(found), more)
+    )
 
 
 def results(found: Predicted, data: Mapping[str, Any], speeds: Told) -> dict[str, Any]:

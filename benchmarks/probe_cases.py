@@ -138,14 +138,10 @@ PROFILED = (
 class Case:
     """One settings of one small model on CPU ranks."""
 
-    text: str
-    """Its line, words apart by one space: its name."""
-    workload: Workload
-    """What is trained; its batch is what the settings make."""
-    cluster: Cluster
-    """CPU ranks of this machine."""
-    settings: Settings
-    """As the space has them, inactive knobs collapsed."""
+    text: str  # its line, words apart by one space: its name
+    workload: Workload  # what is trained; its batch is what the settings make
+    cluster: Cluster  # CPU ranks of this machine
+    settings: Settings  # as the space has them, inactive knobs collapsed
 
     @property
     def framework(self) -> Framework:
@@ -165,7 +161,6 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All of them."""
     return [case(line) for line in CASES.strip().splitlines()]
 
 

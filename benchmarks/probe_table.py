@@ -25,13 +25,11 @@ class Probed:
     """One case and what was measured of it."""
 
     case: Case
-    peaks: Sequence[int]
-    """Bytes at the peak of the rank that needs most, of each run."""
+    peaks: Sequence[int]  # bytes at the peak of the rank that needs most, of each run
     profiled: Sequence[int] = ()
     """The same on rank 0 as torch's profiler counts, of each run that it watched: without what
     gloo allocates for itself."""
-    profiled_all: Sequence[int] = ()
-    """With it."""
+    profiled_all: Sequence[int] = ()  # with it
 
 
 def load() -> dict[str, Any]:
@@ -90,7 +88,6 @@ def compare(one: Probed, dried: Dried) -> dict[str, Any]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of the CPU probes; a row without an answer counts as missed."""
     profiled = [row for row in rows if "profiler_mb" in row]
     by_events = "CPU probes, by the profiler's events"
     return [

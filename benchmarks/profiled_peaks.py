@@ -19,7 +19,8 @@ from probe_cases import Case, profiled_cases, spec_of
 
 from tuner.core.measurement import Fidelity
 from workers.launchers.base import Job, rank_environment
-from workers.measuring.records import write_spec
+from workers.measuring.records import write_json
+from workers.probe.orders import SPEC
 
 HERE = Path(__file__).parent
 RESULT = HERE / "data" / "profiled_peaks.json"
@@ -35,7 +36,7 @@ def measured(case: Case) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder, ranks = Path(name), case.cluster.world_size
-        write_spec(folder, spec_of(case, Fidelity.MEASURED, FEW_STEPS))
+        write_json(folder / SPEC, spec_of(case, Fidelity.MEASURED, FEW_STEPS))
         argv = (sys.executable, "-P", str(HERE / "profiled_rank.py"), str(folder))
         job = Job(argv=argv, directory=folder, ranks=ranks, device="cpu", deadline_s=DEADLINE_S)
         started = [
@@ -54,7 +55,6 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write."""
     rows = []
     for case in profiled_cases():
         started = time.perf_counter()

@@ -21,8 +21,7 @@ from workers.probe.group import join
 from workers.probe.model import micro_batches
 from workers.probe.record import versions
 from workers.probe.spec import Spec, read_spec
-from workers.probe.stack import Stack, build_stack
-from workers.probe.step import optimizer_step
+from workers.probe.stack import Stack, build_stack, optimizer_step
 from workers.probe.tracker import Phase
 
 STEPS = 2
@@ -31,13 +30,11 @@ MARK = "benchmark: a step"
 
 
 def batches(spec: Spec, rank: int, step: int) -> Sequence[torch.Tensor]:
-    """This rank's micro-batches of one step."""
     count, data_rank = spec.accumulation_counts[-1], spec.data_parallel_rank(rank)
     return micro_batches(spec, step=step, count=count, data_rank=data_rank)
 
 
 def run_steps(spec: Spec, rank: int) -> Stack:
-    """Build the stack, and train."""
     device = open_device(spec.device, Phase(), local_rank=rank, limit_bytes=None)
     stack = build_stack(spec, device)
     stack.set_accumulation(spec.accumulation_counts[-1])
@@ -86,7 +83,6 @@ def _within(event: dict[str, Any], span: dict[str, Any]) -> bool:
 
 
 def profiled(spec: Spec, folder: Path) -> dict[str, Any]:
-    """Rank 0's steps under the profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         stack = run_steps(spec, 0)
     path = folder / "trace.json"
@@ -98,7 +94,6 @@ def profiled(spec: Spec, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one rank; rank 0 writes what the profiler saw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -55,17 +55,13 @@ class PublicRow:
     source: str
     workload: Workload
     cluster: Cluster
-    stack: Framework
-    """What trained: FSDP1 in some."""
+    stack: Framework  # what trained: FSDP1 in some
     settings: Settings
     headroom: float = HEADROOM
     script: Script = PLAIN
-    measured_gib: float | None
-    """``None``: out of memory."""
-    kind: str
-    """What was measured: nvidia-smi, reserved or allocated."""
-    tokens_per_s: float | None = None
-    """Per GPU, where it is known."""
+    measured_gib: float | None  # `None`: out of memory
+    kind: str  # what was measured: nvidia-smi, reserved or allocated
+    tokens_per_s: float | None = None  # per GPU, where it is known
 
     @property
     def framework(self) -> Framework:

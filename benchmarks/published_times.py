@@ -31,7 +31,6 @@ def seconds(
     settings: str,
     framework: FrameworkName = TORCH,
 ) -> float:
-    """Predicted seconds of a step."""
     workload = Workload(
         model=read(model),
         sequence_length=sequence_length,
@@ -106,19 +105,16 @@ def gradient_sync() -> Iterator[dict[str, Any]]:
 
 
 def row(name: str, predicted: float, measured: float, assumed: str) -> dict[str, Any]:
-    """One line of the table."""
     error = predicted / measured - 1
     return {"what": name, "predicted": predicted, "published": measured, "error": error,
             "assumed": assumed}  # fmt: skip
 
 
 def rows() -> list[dict[str, Any]]:
-    """The whole table."""
     return [*torchtitan(), *recompute(), *gradient_sync()]
 
 
 def main() -> None:
-    """Print it."""
     show("step times against published figures", rows())
 
 

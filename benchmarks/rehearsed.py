@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from common import Goal, report  # noqa: E402
 from dry import dry_run_all  # noqa: E402
+from gpu.probing import pause  # noqa: E402
 from probe_cases import Case, case, spec_of  # noqa: E402
 
 from tuner.core.measurement import Fidelity  # noqa: E402
@@ -98,7 +99,7 @@ def peaks(
                 started = time.monotonic()
                 spec = spec_of(one, fidelity, STEPS)
                 kind = kind_of(cluster, fidelity)
-                found = ranks.measure(kind, spec, deadline_s=DEADLINE_S, pause=_pause)
+                found = ranks.measure(kind, spec, deadline_s=DEADLINE_S, pause=pause)
                 first = found.records[0] if found.records else None
                 if not isinstance(first, RankRecord) or first.memory is None:
                     raise SystemExit(f"{key}: {found.measurement.outcome}"
@@ -111,11 +112,6 @@ def peaks(
                 kept.add(key, found_bytes | dict(memory.by_phase))
                 print(f"{time.monotonic() - started:.0f} s {key}", file=sys.stderr, flush=True)
             yield one, kept.peaks[key]
-
-
-def _pause(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
 
 
 def rows_of(world: int, lines: Sequence[str], kept: Kept) -> Iterator[dict[str, Any]]:
@@ -149,7 +145,6 @@ def rows_of(world: int, lines: Sequence[str], kept: Kept) -> Iterator[dict[str, 
 
 
 def told(one: Case) -> dict[str, str]:
-    """The class of a case."""
     settings, adapter = one.settings, one.workload.adapter
     return {
         "sharding": str(settings.sharding),
@@ -161,7 +156,6 @@ def told(one: Case) -> dict[str, str]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What the rows are held to."""
     found = []
     for world in RANKS:
         mine = [row for row in rows if row["ranks"] == world]
@@ -174,7 +168,6 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> int:
-    """Run, and report; the exit code."""
     parser = argparse.ArgumentParser(prog="rehearsed.py", description=__doc__)
     parser.add_argument("--most", type=int, metavar="N", help="so many classes")
     parser.add_argument("--kept", type=Path, help="a file of peaks that are not found again")

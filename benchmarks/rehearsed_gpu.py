@@ -100,7 +100,6 @@ def _gib(value: float) -> float:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What the rows are held to."""
     what = "rehearsed against a GPU"
     memory = [abs(row["allocated_off"]) for row in rows]
     time = [abs(row["time_off"]) for row in rows if "time_off" in row]
@@ -114,7 +113,6 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> int:
-    """Measure, or rehearse and compare; the exit code."""
     parser = argparse.ArgumentParser(prog="rehearsed_gpu.py", description=__doc__)
     parser.add_argument("file", type=Path, help="of what was measured")
     parser.add_argument("--measure", action="store_true", help="on this machine's GPU")

@@ -100,7 +100,6 @@ def row_of(command: str, same: Case, speed: float | None) -> dict[str, Any]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What the rows are held to."""
     found = []
     for name, words in (("off_own", "the product's own"), ("off_published", "published ones")):
         off = [abs(row[name]) for row in rows if name in row]
@@ -112,7 +111,6 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> int:
-    """Run, and report; the exit code."""
     parser = argparse.ArgumentParser(prog="rehearsed_time.py", description=__doc__)
     parser.add_argument("--most", type=int, metavar="N", help="so many scripts")
     options = parser.parse_args()

@@ -18,7 +18,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.study import Question
 from tuner.cost.constants import Costs
-from tuner.cost.memory.pipeline import refused, stage_memory
+from tuner.cost.pipeline import refused, stage_memory
 from tuner.planner.forecast import Asked
 from tuner.planner.prior import prior_among
 from tuner.planner.similar import Found, past_trials
@@ -33,18 +33,14 @@ LENGTH = 10
 class Case:
     """One workload's table, and what is predicted of its candidates."""
 
-    name: str
-    """The workload's."""
-    prior: Prior
-    """The candidates."""
+    name: str  # the workload's
+    prior: Prior  # the candidates
     legal: Mask
     """Which of them the product's space holds, shape ``(n,)``: it never proposes the others."""
     need_off: Array
     """Logarithm of measured over predicted memory, ``nan`` where it is not known, ``(n,)``."""
-    runs: Sequence[Run]
-    """The row that probing each candidate reveals."""
-    best_tokens_per_s: float
-    """Of one GPU, over all rows."""
+    runs: Sequence[Run]  # the row that probing each candidate reveals
+    best_tokens_per_s: float  # of one GPU, over all rows
 
     def trial(self, index: int) -> Trial:
         """What probing a candidate tells. The tables do not say why a run failed."""
@@ -73,7 +69,6 @@ BY_CANDIDATE = ("features", "log_need", "need_error", "runs", "simplicity")
 
 
 def part_of(prior: Prior, rows: Rows) -> Prior:
-    """Some of the candidates, by index."""
     arrays: dict[str, Any] = {name: getattr(prior, name)[rows] for name in BY_CANDIDATE}
     settings, experts = [prior.settings[i] for i in rows], prior.experts[:, rows]
     return replace(prior, settings=settings, experts=experts, **arrays)
@@ -95,7 +90,6 @@ class Replay:
 
     @property
     def going(self) -> bool:
-        """Whether a probe is left."""
         return self._left > 0
 
     def probe(self, index: int) -> Trial:

@@ -73,7 +73,6 @@ STARTS_TIME = {
 
 
 def physics() -> Costs:
-    """Nothing fitted."""
     return _with(_unfitted(), {"memory": PHYSICS_MEMORY, "time": PHYSICS_TIME})
 
 
@@ -140,7 +139,6 @@ def load() -> Mapping[str, Any]:
 
 
 def fit_all(names: Sequence[str], workers: int) -> dict[str, Any]:
-    """All fits, as the file has them."""
     start = by_vtrain()
     with ProcessPoolExecutor(workers) as pool:
         others = pool.map(partial(by_other_models, start=start), names)
@@ -152,7 +150,6 @@ def fit_all(names: Sequence[str], workers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Fit, and write."""
     names = list(dict.fromkeys(run.model for run in nanotron_runs()))
     write(FILE, json.dumps(fit_all(names, workers=2), indent=1) + "\n")
     print(f"written: {FILE}")

@@ -21,7 +21,6 @@ def results() -> list[Result]:
 
 
 def rendered(text: str, found: Sequence[Result]) -> str:
-    """The page with its tables made anew."""
     text = markdown.between(text, "overview", overview(found))
     text = markdown.between(text, "allocator", allocator(found))
     return markdown.between(text, "cards", cards([one for one in found if is_card(one)]))
@@ -34,7 +33,6 @@ def pictures(found: Sequence[Result]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the page and its pictures."""
     found = results()
     for name, text in pictures(found).items():
         path = PAGE.parent / name

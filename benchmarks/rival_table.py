@@ -26,12 +26,9 @@ class Compared:
     workload: Workload
     cluster: Cluster
     settings: Settings
-    measured_bytes: float | None
-    """``None`` where it ran out of memory, or is not known."""
-    ran: bool | None = None
-    """Whether it ran, where that was at stake."""
-    limit_bytes: float = 0.0
-    """What it had."""
+    measured_bytes: float | None  # `None` where it ran out of memory, or is not known
+    ran: bool | None = None  # whether it ran, where that was at stake
+    limit_bytes: float = 0.0  # what it had
     ours: Mapping[str, tuple[float, bool]]
     """Bytes and whether they fit, by how we came to them; without a name that has no answer."""
 
@@ -73,7 +70,6 @@ def of_probes(cases: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[C
 
 
 def of_sweep(pairs: Sequence[Pair]) -> list[Compared]:
-    """The sweep's rows."""
     return [
         Compared(
             workload=run.workload,

@@ -33,7 +33,6 @@ RIVALS = (ACCELERATE, ACCELERATE_SHARDED, DEEPSPEED, STATES)
 
 
 def estimates(workload: Workload, cluster: Cluster, settings: Settings) -> dict[str, float]:
-    """Bytes of one rank by the name of the rival."""
     parts = settings.tp_size * settings.pp_size
     shards = shard_size(settings, cluster)
     whole = accelerate_figures(workload.model, workload.precision)

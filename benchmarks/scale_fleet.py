@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from claims import database, new_study
 from common import Goal, show
-from scale_rows import found_measurement
+from service_writer import measured
 from sqlalchemy import text
 
 from tuner.core.framework import installed_versions
@@ -52,10 +52,8 @@ class Seen:
 
     took_ms: dict[str, list[float]] = field(default_factory=dict)
     """Milliseconds of each call, by what it was."""
-    probes: list[int] = field(default_factory=list)
-    """That were recorded."""
-    lost: int = 0
-    """Claims that did not hold until they were recorded."""
+    probes: list[int] = field(default_factory=list)  # that were recorded
+    lost: int = 0  # claims that did not hold until they were recorded
     errors: list[str] = field(default_factory=list)
 
     def time(self, name: str, call: Callable[[], Any]) -> Any:
@@ -76,7 +74,6 @@ class Seen:
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row for each fleet."""
     return [_row(workers) for workers in FLEETS]
 
 
@@ -144,7 +141,6 @@ def _raced(
 
 
 def _work_all(url: str, studies: Sequence[str], first: int, over: Event, results: Any) -> None:
-    """Be some workers, until it is over."""
     seen = [Seen() for _ in range(EACH)]
 
     def work(number: int) -> None:
@@ -200,7 +196,7 @@ def _hold(
         seen.time("beat", beat)
     if over.is_set():
         store.give_back(claim, "it is over")
-    elif seen.time("record", lambda: store.record(claim, found_measurement())):
+    elif seen.time("record", lambda: store.record(claim, measured(claim.probe.row_id))):
         seen.probes.append(claim.probe.row_id)
     else:
         seen.lost += 1

@@ -14,9 +14,9 @@ from typing import Any
 
 from claims import DATABASES, database, new_study
 from common import Goal, show
+from service_writer import measured
 from sqlalchemy import insert, select, text
 
-from tuner.core.measurement import Measurement, Memory, Outcome
 from tuner.core.study import StudyState
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.store.tables import EventRow, MeasurementRow, ProbeRow, StudyRow
@@ -68,25 +68,9 @@ def _finished(store: Store) -> str:
     worker = WorkerIdentity.of_this_process()
     store.move(study_id, StudyState.RUNNING)
     while claim := store.claim(study_id, worker):
-        store.record(claim, found_measurement())
+        store.record(claim, measured(claim.probe.row_id))
     store.move(study_id, StudyState.DONE, "nothing more is expected to help")
     return study_id
-
-
-def found_measurement() -> Measurement:
-    """What a probe found."""
-    memory = Memory(
-        allocated_bytes=2**30,
-        allocated_low_bytes=2**30,
-        reserved_bytes=2**30,
-        device_bytes=2**30,
-        overhead_bytes=0,
-        by_phase={},
-        by_category={},
-        per_rank_bytes=(2**30,) * 2,
-    )
-    times = {4: tuple(1 + 0.01 * step for step in range(10))}
-    return Measurement(outcome=Outcome.OK, memory=memory, step_times_s=times, wall_s=20.0)
 
 
 def _copy(store: Store, first: str, have: int, count: int) -> None:

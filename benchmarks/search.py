@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from os import sched_getaffinity
 from typing import Any
 
+import markdown
 import numpy as np
 import search_page
 from ask_speed import LIMIT_S, ask_lines
@@ -24,11 +25,13 @@ from common import RESULTS, ROOT, Goal, as_rows, described, show, write
 from curves import picture
 from plan_speed import plan_lines
 from search_lines import Line, curve, every_line, known, lines, mean_curve, not_run, part, table
-from search_played import Played, keep, kept_before
 from search_table import (
+    Played,
     differences,
     goals,
     history_worse,
+    keep,
+    kept_before,
     line,
     percents,
     stability_line,
@@ -56,7 +59,6 @@ Row = dict[str, Any]
 
 
 def play(job: Job) -> list[float]:
-    """Regrets of a search on a workload."""
     name, search, workload = job
     return curve(name, _line(name, search), workload, TABLES[name])
 
@@ -222,7 +224,6 @@ def complete(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_result() -> dict[str, Any]:
-    """The result of the last time."""
     found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
     return found
 
@@ -231,12 +232,11 @@ def record(result: dict[str, Any]) -> None:
     """Write the result, the picture and the page's tables."""
     write(RESULT, json.dumps(result, indent=1) + "\n")
     PICTURE.write_text(picture(result), encoding="utf-8")
-    search_page.write(result)
+    markdown.fill(search_page.PAGE, search_page.SECTIONS, result)
     print(f"written: {RESULT.relative_to(ROOT)}")
 
 
 def main() -> None:
-    """Replay, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="SEARCH", action="append", default=[],
                         help="replay this search only; may be repeated")  # fmt: skip

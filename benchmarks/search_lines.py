@@ -16,14 +16,15 @@ import bayesian
 import deepspeed_tuners
 import numpy as np
 import replay_costs
-import search_ours
 import search_rivals
 from replay import Case, Replay, cases_of, past_of, workloads
-from search_ours import Searching
 from search_rivals import Rival
 from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs
+from tuner.search.belief import believe
+from tuner.search.engine import ask
+from tuner.search.gain import HOPEFUL, log_expected_speed
 from tuner.search.trials import Past
 
 SEEDS = 20
@@ -42,15 +43,11 @@ OTHER_MODELS, ALL_OTHERS = "rows of other models", "rows of all other workloads"
 class Table:
     """One file of published runs, as it is replayed."""
 
-    name: str
-    """For the report."""
-    rows: Mapping[str, Sequence[Run]]
-    """By workload."""
-    rules: bool
-    """Whether nanotron's rules hold."""
+    name: str  # for the report
+    rows: Mapping[str, Sequence[Run]]  # by workload
+    rules: bool  # whether nanotron's rules hold
 
     def model(self, workload: str) -> str:
-        """The model of a workload."""
         return self.rows[workload][0].model
 
 
@@ -92,20 +89,13 @@ def past(name: str, source: str, workload: str, rows: str) -> Past:
 class Line:
     """One search."""
 
-    name: str
-    """For the report."""
-    source: str
-    """Of the constants of the cost model; of rivals, which have none, any."""
-    history: bool
-    """Whether it knows anything of the other workloads of the same file."""
-    ours: bool
-    """Whether it is the product's, or a part of that."""
-    search: Callable[[str, Replay, int], None]
-    """Runs it: the table's name, the replay, a seed."""
-    seeds: int = 1
-    """How often it is run."""
-    stable: bool = True
-    """Whether it is run on random parts of the tables too."""
+    name: str  # for the report
+    source: str  # of the constants of the cost model; of rivals, which have none, any
+    history: bool  # whether it knows anything of the other workloads of the same file
+    ours: bool  # whether it is the product's, or a part of that
+    search: Callable[[str, Replay, int], None]  # runs it: the table's name, the replay, a seed
+    seeds: int = 1  # how often it is run
+    stable: bool = True  # whether it is run on random parts of the tables too
 
 
 def lines(name: str) -> list[Line]:
@@ -118,17 +108,36 @@ def every_line(name: str) -> list[Line]:
     return [*_ours(name), *_rivals(name)]
 
 
+Searching = Callable[[Replay, Past | None], None]
+"""A search of ours: it probes until no probe is left."""
+
+
+def product(replay: Replay, past: Past | None) -> None:
+    """What the planner does: :func:`tuner.search.engine.ask`, of what is legal."""
+    while replay.going and (allowed := replay.open & replay.case.legal).any():
+        replay.probe(ask(replay.case.prior, replay.trials, allowed, past).index)
+
+
+def prior_only(replay: Replay, past: Past | None) -> None:
+    """Candidates in the order of their expected speed, before any trial and whatever happens."""
+    belief = believe(replay.case.prior, [], past)
+    speeds = log_expected_speed(belief)
+    # what is hardly expected to succeed comes last, as in the product
+    scores = np.where(belief.succeeds < HOPEFUL, speeds - 1e6, speeds)
+    while replay.going and (allowed := replay.open & replay.case.legal).any():
+        replay.probe(int(np.argmax(np.where(allowed, scores, -np.inf))))
+
+
 KEPT = {False: "ours", True: "ours, history"}
 """The product's own way to a proposal, without and with history."""
 
 
 def _ours(name: str) -> list[Line]:
-    product = search_ours.product
     found = [
         _our(KEPT[False], product, SHIPPED),
         _our("ours, the catalogue's constants alone", product, FITTED),
         _our("ours, the other stack's constants alone", product, ELSEWHERE),
-        _our("ours, nothing learned", search_ours.prior_only, SHIPPED),
+        _our("ours, nothing learned", prior_only, SHIPPED),
         _our(KEPT[True], product, SHIPPED, OTHER_MODELS),
     ]
     if name == "sweep":  # most of vTrain's models are in one workload or two

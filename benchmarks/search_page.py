@@ -1,32 +1,13 @@
 """The tables of ``benchmarks/results/search.md``: of the result file, so they agree."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import markdown
 from common import ROOT
+from markdown import Row, Sections
 from search_table import PROBES, percents
 
 PAGE = ROOT / "benchmarks" / "results" / "search.md"
-Row = Mapping[str, Any]
-Sections = Mapping[str, Callable[[Row], list[str]]]
-"""What is between markers of the same names."""
-
-
-def write(result: Row) -> None:
-    """Put the result's tables into the page, each between its two markers."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
-
-
-def filled(text: str, result: Row) -> str:
-    """The page's text with all its sections anew.
-
-    Raises:
-        ValueError: a marker is missing, or there twice.
-    """
-    for name, lines in SECTIONS.items():
-        text = markdown.between(text, name, lines(result))
-    return text
 
 
 def searches(result: Row) -> list[str]:

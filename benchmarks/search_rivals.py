@@ -117,8 +117,7 @@ class Way:
     """Trials that must have been told before it is asked; until then candidates are random."""
     failed_as_slow: bool = False
     """Whether it is told a time for what failed; Optuna's samplers ignore failures."""
-    before: Sequence[FrozenTrial] = ()
-    """What it is told first."""
+    before: Sequence[FrozenTrial] = ()  # what it is told first
 
 
 AS_IT_COMES = 10

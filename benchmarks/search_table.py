@@ -1,12 +1,19 @@
-"""What is said of replays, in figures: regrets, differences to rivals, and the goals."""
+"""What is said of replays, in figures: regrets, differences to rivals, and the goals.
 
-from collections.abc import Mapping, Sequence
+Regrets of every search on every workload are kept beside the result file: goals, tables and
+intervals are made anew from these without a replay (``search.py --again``), and one search is
+replayed without the others (``search.py --only NAME``).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Goal
+from common import ROOT, Goal, write
 from search_lines import KEPT
-from search_played import Played
 
 from tuner.search.kernel import Array
 
@@ -26,11 +33,56 @@ PARTS_GOALS = {3: 0.045, 8: 0.01}
 """Of the mean regret on random parts of the sweep without history, by probes."""
 VTRAIN_GOALS = {3: 0.0, 5: 0.0, 8: 0.0}
 """Of the mean regret with history, by probes."""
+KEPT_AT = ROOT / "benchmarks" / "data" / "search_curves.json"
+DIGITS = 4
+"""Of a regret that is kept."""
 KNOWS = {False: "no history", True: "history"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """One search on all workloads of a table."""
+
+    table: str
+    search: str
+    history: bool
+    ours: bool
+    curves: Array  # regrets, shape `(workloads, probes)`
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.table, self.search
+
+    def after(self, probes: int) -> Array:
+        """Regrets after so many, shape ``(workloads,)``."""
+        return np.asarray(self.curves[:, probes - 1])
+
+
+def keep(all_played: Iterable[Played], path: Path = KEPT_AT) -> None:
+    """Write them, one search a line."""
+    lines = [json.dumps(_values(one), separators=(",", ":")) for one in all_played]
+    write(path, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def kept_before(path: Path = KEPT_AT) -> list[Played]:
+    """Those of the last time; none where none were kept."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [Played(**{**values, "curves": np.array(values["curves"])}) for values in found]
+
+
+def _values(one: Played) -> dict[str, Any]:
+    return {
+        "table": one.table,
+        "search": one.search,
+        "history": one.history,
+        "ours": one.ours,
+        "curves": np.round(one.curves, DIGITS).tolist(),
+    }
+
+
 def line(played: Played) -> dict[str, Any]:
-    """One row of the table."""
     return {
         "table": played.table,
         "search": played.search,

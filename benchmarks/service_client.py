@@ -1,4 +1,4 @@
-"""A caller that asks again and again: part of ``service.py``, and nothing but the standard library.
+"""A caller that asks again and again, for ``make bench-service``: of the standard library alone.
 
     python benchmarks/service_client.py '{"port": 8765, "seconds": 10, "bodies": [...]}'
 
@@ -82,7 +82,6 @@ class Client:
 
 
 def main() -> None:
-    """Connect, wait for the start, ask, and tell."""
     client = Client(json.loads(sys.argv[1]))
     client.connection.connect()
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Listeners to studies that break off again and again: part of ``service.py``.
+"""Listeners to studies that break off again and again: part of ``make bench-service``.
 
     python benchmarks/service_listener.py '{"url": "...", "streams": [...], "polls": [...], ...}'
 
@@ -28,12 +28,9 @@ ENDS = frozenset({"done", "failed", "cancelled"})
 class Heard:
     """What one listener was told."""
 
-    study_id: str
-    """The study it listened to."""
-    ids: list[int] = field(default_factory=list)
-    """Of events, in the order in which they came."""
-    connections: int = 0
-    """How often it was connected."""
+    study_id: str  # the study it listened to
+    ids: list[int] = field(default_factory=list)  # of events, in the order in which they came
+    connections: int = 0  # how often it was connected
     errors: list[str] = field(default_factory=list)
     """What should not be: answers of another status, events that contradict themselves."""
 
@@ -140,7 +137,6 @@ async def listen(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Listen to what the command line says."""
     print(json.dumps(asyncio.run(listen(json.loads(sys.argv[1])))))
 
 

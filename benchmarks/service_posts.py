@@ -36,7 +36,6 @@ FIRST = "new questions, dry runs cached"
 
 
 def body(global_batch_size: int) -> dict[str, Any]:
-    """A request."""
     workload = {
         "model": MODEL, "sequence_length": SEQUENCE_LENGTH, "global_batch_size": global_batch_size,
     }  # fmt: skip
@@ -46,7 +45,6 @@ def body(global_batch_size: int) -> dict[str, Any]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row for each way to ask."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         db = f"sqlite:///{folder}/studies.db"
@@ -63,7 +61,6 @@ def rows() -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     by_case = {row["case"]: row for row in rows}
     plain, first = by_case[PLAIN], by_case[FIRST]
     where = f"POST /tune with a cached prediction, {plain['clients']} clients"
@@ -89,7 +86,6 @@ def p99(values: Sequence[float]) -> float:
 def row_of(
     case: str, clients: int, took_s: float, results: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What the clients saw, together."""
     latencies_s = [seconds for one in results for seconds in one["latencies_s"]]
     return {
         "case": case,
@@ -126,7 +122,6 @@ def _first(server: Server) -> dict[str, Any]:
 
 
 def _measured(server: Server, case: str, secrets: Sequence[str] = ()) -> dict[str, Any]:
-    """Have processes ask side by side."""
     bodies = [body(size) for size in (*DRY_RUN, *NEW)]
     clients = []
     for number in range(CLIENTS):

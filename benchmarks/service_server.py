@@ -1,4 +1,4 @@
-"""The service as its own process, as ``tuner serve`` starts it, for the parts of ``service.py``."""
+"""The service as its own process, as ``tuner serve`` starts it, for ``make bench-service``."""
 
 import json
 import os
@@ -22,14 +22,10 @@ STOP_S = 30.0
 class Server:
     """One server process on this machine; it may be killed and started again at its port."""
 
-    db: str
-    """Address of its database."""
-    folder: Path
-    """Where it runs and writes its log."""
-    options: tuple[str, ...] = ()
-    """Further words of its command line."""
-    port: int = 0
-    """Where it listens; 0 until it has started."""
+    db: str  # address of its database
+    folder: Path  # where it runs and writes its log
+    options: tuple[str, ...] = ()  # further words of its command line
+    port: int = 0  # where it listens; 0 until it has started
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
     """What runs, if anything does."""
 

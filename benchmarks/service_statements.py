@@ -37,14 +37,12 @@ than the other."""
 
 
 def rows(probes: int = PROBES, listeners: Sequence[int] = LISTENERS) -> list[dict[str, Any]]:
-    """A row for each number of listeners."""
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{Path(folder)}/studies.db"
         return [asyncio.run(_row(db, each, probes)) for each in listeners]
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     few, many = rows[0], rows[-1]
     name = f"statements for each event, {many['listeners']} listeners over {few['listeners']}"
     value = many["statements_per_event"] / few["statements_per_event"]

@@ -32,22 +32,15 @@ TIMEOUT_S = 30.0
 class Size:
     """How many of everything."""
 
-    studies: int = 20
-    """Studies that are listened to."""
-    streams: int = 200
-    """Event streams, shared out among the studies."""
-    polls: int = 60
-    """Long polls, shared out as well."""
-    probes: int = 15
-    """Of each study; each makes three events."""
-    pause_s: float = 0.1
-    """From one probe to the next."""
-    most_events: int = 25
-    """After which a stream is broken off, at the latest."""
+    studies: int = 20  # studies that are listened to
+    streams: int = 200  # event streams, shared out among the studies
+    polls: int = 60  # long polls, shared out as well
+    probes: int = 15  # of each study; each makes three events
+    pause_s: float = 0.1  # from one probe to the next
+    most_events: int = 25  # after which a stream is broken off, at the latest
     health_s: float = 20.0
     """For which it is asked how long ``/healthz`` takes, before the server is killed."""
-    health_pause_s: float = 0.05
-    """Between two of these requests."""
+    health_pause_s: float = 0.05  # between two of these requests
 
 
 def rows(size: Size | None = None) -> list[dict[str, Any]]:
@@ -86,7 +79,6 @@ def rows(size: Size | None = None) -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     [row] = rows
     where = f"{row['streams']} event streams while probes run, reconnects and a killed server"
     health = f"/healthz with {row['polls']} long polls and {row['streams']} event streams open"

@@ -1,4 +1,4 @@
-"""Stand-ins for workers: part of ``service.py``.
+"""Stand-ins for workers: part of ``make bench-service``.
 
     python benchmarks/service_writer.py '{"db": "...", "studies": [...], "probes": 15, ...}'
 
@@ -36,7 +36,6 @@ def question(number: int) -> Question:
 
 
 def ask(store: Store, studies: int, first: int = 0) -> list[str]:
-    """Ids of new studies that run."""
     numbers = range(first, first + studies)
     ids = [store.ask(question(number), Limits(max_probes=1000)).id for number in numbers]
     for study_id in ids:
@@ -88,7 +87,6 @@ def run(given: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Write what the command line says."""
     run(json.loads(sys.argv[1]))
     print(json.dumps("done"))
 

@@ -154,7 +154,6 @@ def generated_cases() -> list[str]:
 
 
 def _is_common(settings: Settings) -> bool:
-    """Three classes."""
     checkpointed = settings.activation_checkpointing is Checkpointing.FULL
     full = settings.sharding is Sharding.FULL_SHARD and settings.sync_each_batch
     partly = settings.sharding is Sharding.SHARD_GRAD_OP and not settings.sync_each_batch
@@ -168,7 +167,6 @@ def _question(batch: int) -> Question:
 
 
 def lines(runs: int = 3) -> list[dict[str, Any]]:
-    """All of them."""
     load = os.getloadavg()[0]
     found = [
         *suggest_lines(f"suggest, {LLAMA_NAME}", LLAMA, runs),
@@ -179,7 +177,6 @@ def lines(runs: int = 3) -> list[dict[str, Any]]:
 
 
 def goals(found: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     by_name = {line["what"]: line for line in found}
     llama, mixtral = f"suggest, {LLAMA_NAME}", f"suggest, {MIXTRAL_NAME}"
     asked = [(f"{llama}, {how}", 15) for how in (FIRST, COLD)]

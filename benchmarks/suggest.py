@@ -28,7 +28,6 @@ def command() -> list[str]:
 
 
 def ask(folder: str) -> tuple[float, dict[str, Any]]:
-    """Seconds and the answer of one request."""
     environment = {**os.environ, "TUNER_DB": f"sqlite:///{folder}/studies.db"}
     started = time.perf_counter()
     done = subprocess.run(
@@ -38,7 +37,6 @@ def ask(folder: str) -> tuple[float, dict[str, Any]]:
 
 
 def main() -> None:
-    """Ask twice, and report."""
     with tempfile.TemporaryDirectory() as folder:
         asked = [(name, *ask(folder)) for name in ("first asking", "asked again")]
     rows = [

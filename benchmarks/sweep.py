@@ -55,7 +55,6 @@ class Run:
 
 
 def nanotron_runs() -> list[Run]:
-    """All rows of the sweep, repeated ones too."""
     with (DATA / "nanotron_sweep_h100.csv").open() as file:
         return [_nanotron(row) for row in csv.DictReader(file)]
 

@@ -23,7 +23,7 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, FrameworkName
 from tuner.cost.constants import default_costs
-from tuner.cost.memory.pipeline import stage_memory
+from tuner.cost.pipeline import stage_memory
 from tuner.cost.prediction import predict
 
 Pair = tuple[Run, Evaluation]
@@ -37,7 +37,6 @@ FIRST, WORST = STAGES = ("first", "worst")
 
 
 def predicted(runs: Iterable[Run]) -> list[Pair]:
-    """Each with its prediction."""
     name = Framework(name=FrameworkName.NANOTRON)
     return [(run, predict(run.workload, run.cluster, name, run.settings)) for run in runs]
 
@@ -74,7 +73,6 @@ def speeds(pairs: Iterable[Pair]) -> list[tuple[float, float]]:
 
 
 def speed_errors(pairs: Iterable[Pair]) -> list[float]:
-    """Relative."""
     return [abs(predicted / measured - 1) for predicted, measured in speeds(pairs)]
 
 
@@ -203,7 +201,6 @@ def small(run: Run) -> bool:
 
 
 def goals(everything: Sequence[Pair]) -> list[Goal]:
-    """What is asked of the sweep, of workloads that nothing was fitted on."""
     held_all = pick(everything, lambda run: not run.fitted_on)
     held = pick(held_all, lambda run: run.ok)
     unknown = [is_unknown(prediction) for _, prediction in everything]

@@ -60,7 +60,6 @@ def rows() -> list[Row]:
 
 
 def main() -> int:
-    """Prints the table; the exit code says whether arithmetic is within 1% in all rows."""
     asked, lines, worst = rows(), [], 0.0
     dried = dry_run_all(asked)
     for row in asked:

@@ -29,7 +29,6 @@ def others() -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of :func:`others`."""
     found = []
     for row in rows:
         name, limit = row["runs"], f"<= {1.1 * BEFORE[row['runs']]:.3g}"
@@ -43,7 +42,6 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> None:
-    """Predict, print and write."""
     told = foundry.told()
     lines, rest, single = foundry.lines(told), others(), published_times.rows()
     show("nanotron's sweep and vTrain, what nothing was fitted on", rest)

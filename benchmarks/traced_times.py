@@ -59,7 +59,6 @@ def unknown_type(name: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Print the table and the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="models")
     parser.add_argument("--jobs", type=int, default=2, help="dry runs at the same time")

@@ -35,10 +35,8 @@ RUNS = 12
 class Off:
     """One run against what was said of its step time."""
 
-    log_ratio: float
-    """Logarithm of seconds taken over seconds said."""
-    inside: bool
-    """Whether they lie in the 80% interval."""
+    log_ratio: float  # logarithm of seconds taken over seconds said
+    inside: bool  # whether they lie in the 80% interval
 
 
 def transfer_lines() -> list[dict[str, Any]]:
@@ -119,7 +117,6 @@ def _part(case: Case) -> Case:
 
 
 def main() -> None:
-    """Print the table."""
     show("transferred step times", transfer_lines())
 
 

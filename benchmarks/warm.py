@@ -7,13 +7,13 @@ takes, and how much of that is steps whose time is taken. The first warm probe s
 
 import argparse
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import Goal, report
+from gpu.probing import pause
 from probe_cases import Case, case
 
 from tuner.core.measurement import Fidelity, Measurement, Outcome
@@ -35,18 +35,12 @@ DEADLINE_S = 300.0
 
 
 def probe(one: Case, ranks: WarmRanks, fidelity: Fidelity) -> Measurement:
-    """One probe of a case."""
     request = ProbeRequest(settings=one.settings, fidelity=fidelity)
     found = Probe(id=1, request=request, state=ProbeState.RUNNING)
     study = Study(
         id="st-benchmark", question=one.question, limits=Limits(), state=StudyState.RUNNING
     )
-    return measure(study, found, ranks, stands_in=False, deadline_s=DEADLINE_S, pause=_pause)
-
-
-def _pause(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
+    return measure(study, found, ranks, stands_in=False, deadline_s=DEADLINE_S, pause=pause)
 
 
 def times_s(found: Measurement) -> list[float]:
@@ -97,7 +91,6 @@ def compared(wanted: Sequence[Case], fidelity: Fidelity, folder: Path) -> list[d
 
 
 def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
-    """What the rows are held to: all of them, or those whose warm ranks were there already."""
     later = [one for one in rows if not one["starts_ranks"]]
     memory = max(abs(r["warm_peak_bytes"] / r["cold_peak_bytes"] - 1) for r in rows)
     steps = median(r["warm_step_s"] / r["cold_step_s"] for r in rows)
@@ -119,7 +112,6 @@ def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
 
 
 def main() -> None:
-    """Probe, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="stories15m", help="a model of the catalogue")
     parser.add_argument("--sequence-length", type=int, default=256)

@@ -76,7 +76,6 @@ def cases() -> Iterator[dict[str, Any]]:
 
 
 def configuration(case: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's own configuration of a case."""
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": case["micro_batch"],
         "gradient_accumulation_steps": case["accumulation"],
@@ -201,7 +200,6 @@ def run_rank(folder: Path) -> None:
 
 
 def main() -> None:
-    """Measure where DeepSpeed is, and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help="measure, which needs DeepSpeed")

@@ -21,7 +21,7 @@ from tests.questions import question_about
 from tests.records import VERSIONS, dry_trace
 from tests.unit.made import crashed, ok, oom, stored, study_of
 from tuner.cli import main
-from tuner.cost.time.traced import AMOUNTS
+from tuner.cost.time.compute import AMOUNTS
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.store import engine, open_store
 
@@ -54,7 +54,7 @@ def make_database(tmp_path_factory):
     made = tmp_path_factory.mktemp("database") / "empty.db"
     open_store(f"sqlite:///{made}").close()
 
-    def make(path: Path) -> str:
+    def make(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(made, path)
         return f"sqlite:///{path}"
@@ -228,7 +228,7 @@ class Result:
 def cli(environment, capsys):
     """Runs ``tuner ARGUMENTS`` in this process."""
 
-    def run(*arguments: str) -> Result:
+    def run(*arguments):
         capsys.readouterr()
         code = main(arguments)
         out, err = capsys.readouterr()

@@ -3,7 +3,6 @@
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ def postgresql_server():
         patch.setenv("XDG_RUNTIME_DIR", folder)  # it warns where there is none
         run = pgserver.postgres_server.pgexec
 
-        def run_patiently(*given: Any, timeout: float | None = None, **named: Any) -> Any:
+        def run_patiently(*given, timeout=None, **named):
             return run(*given, timeout=timeout and START_S, **named)
 
         patch.setattr(pgserver.postgres_server, "pgexec", run_patiently)

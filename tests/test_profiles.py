@@ -17,7 +17,7 @@ def drawn():
 
     @settings(OURS, max_examples=200)
     @given(number=st.integers(), text=st.text())
-    def draw(number: int, text: str) -> None:
+    def draw(number, text):
         found.append((number, text))
 
     draw()

@@ -40,7 +40,6 @@ from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
 from workers.measuring.records import (
     RESULT,
     default_probes_folder,
-    keep_folder,
     make_folder,
     write_json,
 )
@@ -364,7 +363,8 @@ class Executor:
         except TunerError as error:
             folder = make_folder(self._options.folder, str(claim.probe.row_id))
             write_json(folder / RESULT, measurement.as_dict())
-            raise StoreError(f"{error}; a result is kept in {keep_folder(folder)}") from error
+            kept = folder.rename(folder.with_name(f"kept-{folder.name}"))  # no worker removes it
+            raise StoreError(f"{error}; a result is kept in {kept}") from error
         text = f"{measurement.outcome} after {measurement.wall_s:.1f} s"
         if measurement.detail:
             text += f": {measurement.detail}"

@@ -70,6 +70,8 @@ class CopyTab(NamedTuple):
     text: str
     head: str = ""
     """Comments at its beginning, which are a part of it."""
+    script_sets: tuple[str, ...] = ()
+    """Knobs that the training script must set itself, as ``name=value``."""
     download: str = ""
     beside: tuple[tuple[str, str], ...] = ()
 
@@ -188,6 +190,7 @@ def _tabs(
             title=name,
             about=known.file_name,
             **_halves(exported(name, without_name(study.question), best, study.id)),
+            script_sets=known.script_sets(study.question, best.settings),
             download=f"/tune/{study.id}/export/{name}",
             beside=tuple(
                 (said, pasted)

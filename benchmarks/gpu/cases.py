@@ -169,22 +169,17 @@ REDUCED_LIMITS = {True: 2**30, False: 3 * 2**20}
 class GpuCase:
     """One probe of a part, and one row."""
 
-    part: Part
-    """Of which."""
-    case: Case
-    """What is probed."""
+    part: Part  # of which
+    case: Case  # what is probed
     steps: Mapping[str, Any] = field(default_factory=lambda: BRIEF)
     """Fields of the spec that say how many steps are run."""
-    counts: tuple[int, ...] = ()
-    """Accumulation counts that are run; by default the settings' own."""
+    counts: tuple[int, ...] = ()  # accumulation counts that are run; by default the settings' own
     limit_bytes: int | None = None
     """What may be allocated; by default what the cluster's card leaves."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """Of the issue: whether it fits, and the GiB that it took."""
-    repetition: int = 0
-    """Counts up from 0."""
-    way: Way = Way.COLD
-    """How the probe is started."""
+    repetition: int = 0  # counts up from 0
+    way: Way = Way.COLD  # how the probe is started
 
     @property
     def key(self) -> str:

@@ -52,12 +52,10 @@ class ResultFile:
         self.write()
 
     def keep_rates(self, rates: Mapping[str, Any]) -> None:
-        """Keep what the card's rates were measured to be."""
         self.rates = dict(rates)
         self.write()
 
     def add_run(self, run: dict[str, Any]) -> None:
-        """Keep how long a part took."""
         self.runs.append(run)
         self.write()
 

@@ -13,14 +13,10 @@ RANKS_PER_NODE = 8
 class Place:
     """Where the benchmark runs."""
 
-    device: Device
-    """What a probe runs on."""
-    gpu: str
-    """The catalogue's name of the card; ``cpu`` without one."""
-    title: str
-    """The device in the result file's words."""
-    reduced: bool = False
-    """Whether tiny models stand for the real ones."""
+    device: Device  # what a probe runs on
+    gpu: str  # the catalogue's name of the card; `cpu` without one
+    title: str  # the device in the result file's words
+    reduced: bool = False  # whether tiny models stand for the real ones
 
     def cluster(self, ranks: int) -> str:
         """A cluster of such cards, with 8 on each node, as a user writes it."""

@@ -36,8 +36,7 @@ NOT_IMPLEMENTED = "aten.view.dtype of OptimState8bit"
 class Probed:
     """What a probe found."""
 
-    measurement: Measurement
-    """As a worker records it."""
+    measurement: Measurement  # as a worker records it
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Median seconds of each phase of a timed step, copies in the place of gathers with it."""
     copies_s: Mapping[str, float] = field(default_factory=dict)
@@ -115,7 +114,7 @@ def probe(
     """
     spec = spec_of(case, fidelity, steps, counts=counts, limit_bytes=limit_bytes)
     probed = ranks.measure(
-        kind_of(case.cluster, fidelity), spec, deadline_s=deadline_s, pause=_pause
+        kind_of(case.cluster, fidelity), spec, deadline_s=deadline_s, pause=pause
     )
     found = probed.measurement
     first = probed.records[0] if probed.records else None
@@ -128,7 +127,7 @@ def probe(
     return Probed(measurement=checked, **_typical(alone))
 
 
-def _pause(seconds: float) -> str:
+def pause(seconds: float) -> str:
     """Nothing but the deadline ends a probe."""
     time.sleep(seconds)
     return ""

@@ -14,18 +14,20 @@ from typing import Any, Self
 from common import RESULTS, as_rows, show
 from dry import LIMIT_S, Dried, dry_run_all
 
-from gpu.calibration import Rates, calibration
 from gpu.cases import GpuCase, Part, Way, cases_of
 from gpu.file import ResultFile
 from gpu.goals import GIB, goals
 from gpu.place import Place, this_place
 from gpu.probing import Probed, prober, why_not_here
 from gpu.rows import Tried, row_of
-from tuner.core.cluster import Device
+from tuner.core.cluster import Device, parse_cluster
 from tuner.core.measurement import Outcome
+from tuner.cost.calibration import Calibration
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import usable_cores
+from workers.calibrate import Options, calibrate
+from workers.stop import StopRequest
 
 MINUTES = 7.5
 """Of one part: so that it ends within 8, with the report."""
@@ -48,20 +50,15 @@ class Run:
     part: Part
     place: Place
     file: ResultFile
-    until: float
-    """When it must be over, by the monotonic clock."""
-    dry_runs: "DryRunsBeside"
-    """Makes dry runs while probes run."""
+    until: float  # when it must be over, by the monotonic clock
+    dry_runs: "DryRunsBeside"  # makes dry runs while probes run
     prober: Callable[[Way], AbstractContextManager[Callable[[GpuCase, float], Probed]]] = prober
     """Starts what runs cases."""
-    rates: Rates | None = None
-    """Measured rates of the card."""
-    way: Way | None = None
-    """How probes are started; ``None``: as the part does it."""
+    rates: Calibration | None = None  # measured rates of the card
+    way: Way | None = None  # how probes are started; `None`: as the part does it
 
     @property
     def left_s(self) -> float:
-        """Seconds until it must be over."""
         return self.until - time.monotonic()
 
     def may_start(self, found: GpuCase) -> bool:
@@ -164,19 +161,26 @@ def run_part(run: Run) -> int:
     return len(left) - number
 
 
-def _rates(run: Run) -> Rates | None:
+def _rates(run: Run) -> Calibration | None:
     """The card's rates, measured once for its file; that takes of the part's time.
 
     ``None`` where they cannot be measured: figures after calibration then stay unmeasured.
     """
+    if run.file.rates is not None:
+        try:
+            return Calibration.from_dict(run.file.rates)
+        except (ValueError, KeyError, TypeError) as error:
+            note = f"kept rates are of another version ({error!r}), and are measured anew"
+            print(note, file=sys.stderr, flush=True)
     try:
-        rates = calibration(run.place, run.file.rates)
+        with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
+            options = Options(folder=Path(name), quick=run.place.reduced)
+            found = calibrate(parse_cluster(run.place.cluster(1)), StopRequest(), options=options)
     except ProbeError as error:
         print(f"no measured rates: {error}", file=sys.stderr, flush=True)
         return None
-    if run.file.rates != rates.as_dict():
-        run.file.keep_rates(rates.as_dict())
-    return rates
+    run.file.keep_rates(found.as_dict())
+    return found
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -202,7 +206,6 @@ def run_parts(
 
 
 def main() -> int:
-    """Run what is asked for; the exit code."""
     parser = argparse.ArgumentParser(prog="bench_gpu.py")
     parser.add_argument("part", nargs="?", choices=[*Part, "all"], default="all")
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CUDA)

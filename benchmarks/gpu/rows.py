@@ -1,6 +1,5 @@
 """A row: what a case showed, beside what is predicted of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -8,13 +7,12 @@ from typing import Any
 
 from dry import Dried
 
-from gpu.calibration import Rates
 from gpu.cases import GpuCase
 from gpu.goals import NOT_RUN
 from gpu.probing import Probed
-from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.measurement import Measurement, Outcome
+from tuner.core.measurement import Outcome
+from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import predict
 from tuner.cost.time.step import missing_rate, sharded_step_s
@@ -31,22 +29,15 @@ LAST_WORDS = 400
 class Tried:
     """A case with all that came of it."""
 
-    found: GpuCase
-    """The case."""
-    probed: Probed | None
-    """What its probe found; ``None`` where there was none."""
-    why_not: str = ""
-    """Why there was none."""
-    dried: Dried | None = None
-    """The dry runs of its class; ``None`` where none were asked for."""
-    rates: Rates | None = None
-    """Measured rates of the card; ``None`` where there are none."""
-    wall_s: float = 0.0
-    """Seconds that the whole case took, with its dry runs."""
+    found: GpuCase  # the case
+    probed: Probed | None  # what its probe found; `None` where there was none
+    why_not: str = ""  # why there was none
+    dried: Dried | None = None  # the dry runs of its class; `None` where none were asked for
+    rates: Calibration | None = None  # measured rates of the card; `None` where there are none
+    wall_s: float = 0.0  # seconds that the whole case took, with its dry runs
 
 
 def row_of(tried: Tried, commit: str) -> dict[str, Any]:
-    """The row, as JSON values."""
     found, case = tried.found, tried.found.case
     workload = case.workload.as_dict()
     del workload["model"]
@@ -68,17 +59,6 @@ def row_of(tried: Tried, commit: str) -> dict[str, Any]:
         "commit": commit,
         "case_s": round(tried.wall_s, 2),
     }
-
-
-def measurement_of(row: Mapping[str, Any]) -> Measurement:
-    """The measurement that a row keeps, as a replay of its probe would record it."""
-    return Measurement.from_dict(row["measurement"])
-
-
-def replay_table(rows: list[Mapping[str, Any]]) -> dict[Settings, Measurement]:
-    """What each settings of the grid showed: a planner that asks for it need not run it."""
-    kept = [row for row in rows if row["part"] == "grid" and row["measurement"]]
-    return {Settings.from_dict(row["settings"]): measurement_of(row) for row in kept}
 
 
 def _shown(tried: Tried) -> dict[str, Any]:
@@ -139,11 +119,16 @@ def _told(tried: Tried, prediction: Evaluation) -> dict[str, Any]:
 
 def _computing(tried: Tried) -> dict[str, float | None]:
     """Seconds that a step computes: measured, and predicted by the rates that there are."""
-    rates = tried.rates
+    case, calibrated_s = tried.found.case, None
+    if tried.rates is not None:
+        where, costs = calibrated(
+            tried.rates, case.workload.precision, case.cluster, default_costs()
+        )
+        calibrated_s = sharded_step_s(case.workload, case.settings, where, costs, alone=True)[0]
     return {
         "measured_s": _measured_s(tried),
         "catalogue_s": _catalogue_s(tried.found),
-        "calibrated_s": rates.computing_s(tried.found.case) if rates else None,
+        "calibrated_s": calibrated_s,
     }
 
 

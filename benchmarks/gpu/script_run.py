@@ -96,7 +96,6 @@ def filled(to_empty: Any) -> Any:
 
 
 def main(out: Path, steps: int, argv: list[str]) -> None:
-    """Run a script until it has done so many steps and one more."""
     from torch import nn
     from torch.optim import optimizer
 

@@ -2,36 +2,31 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from common import RESULTS, as_rows, described, show, write
 from dry import LIMIT_S, Dried, dry_run_all
 from probe_cases import Case, case
 
-from gpu import look
 from gpu.cases import BRIEF
 from gpu.place import Place, this_place
-from gpu.probing import probe, why_no_8bit
+from gpu.probing import pause, probe, why_no_8bit
 from gpu.rows import LEFT_OUT
-from gpu.smoke_lines import Found, Tried, Verdict, goals, lines, usable
-from tuner import machine
+from gpu.smoke_lines import Found, Tried, Verdict, goals, lines
 from tuner.core.cluster import Device
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError
-from tuner.machine import usable_cores
-from workers.measuring.ranks import WarmRanks
-from workers.probe import nvidia_smi
+from tuner.machine import usable_cores, visible_gpus
+from workers.measuring.ranks import Kind, WarmRanks
 
 MODEL = "llama-3.2-1b:4"
 """The published shape with 4 of its 16 layers: what peaks is as in the whole, and steps are short.
@@ -55,75 +50,11 @@ CAP = 0.9
 """Of the peak that settings have, under which they run out of memory."""
 DEADLINE_S = 180.0
 """Of one probe; a real one takes a tenth of it."""
-LOOK_S = 180.0
-"""Of the look at all GPUs: torch's import, a context, an all-reduce."""
 JOBS = 4
 """Dry runs at the same time."""
-STATE = "driver_version,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
-"""What nvidia-smi is asked of a GPU."""
-
-
-def look_at(gpus: int) -> list[Mapping[str, Any]]:
-    """What torch finds on each GPU, where all of them look at once; ``error`` is empty if sound."""
-    with tempfile.TemporaryDirectory(prefix="gpu-smoke-") as name:
-        logs = [Path(name) / f"{rank}.log" for rank in range(gpus)]
-        started = []
-        for rank, log in enumerate(logs):
-            own = [sys.executable, "-P", str(Path(look.__file__)), str(rank), str(gpus), name]
-            with log.open("wb") as out:
-                started.append(subprocess.Popen(own, stdout=out, stderr=out))
-        until = time.monotonic() + LOOK_S
-        try:
-            for process in started:
-                process.wait(max(0.1, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass  # those without a file have not answered
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        return [_look(Path(name) / f"{rank}.json", log) for rank, log in enumerate(logs)]
-
-
-def _look(path: Path, log: Path) -> Mapping[str, Any]:
-    try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        words = log.read_text(errors="replace").strip().splitlines()
-        why = words[-1][:300] if words else "it said nothing"
-        return {"error": f"no answer within {LOOK_S:.0f} s, or killed: {why}"}
-    return found
-
-
-def driver_says(uuid: str) -> tuple[str, str, str]:
-    """The driver's release, clocks with power and temperature, and processes on a GPU."""
-    asked = STATE.split(",")
-    gpu = f"--id={uuid}"
-    states = nvidia_smi.rows(f"--query-gpu={STATE}", gpu, timeout_s=machine.TIMEOUT_S)
-    told = states[0].split(",") if len(states) == 1 else []
-    values = dict(zip(asked, map(str.strip, told), strict=True)) if len(told) == len(asked) else {}
-    clocks = (
-        "SM at {clocks.sm} of {clocks.max.sm} MHz, {power.draw} of {power.limit} W,"
-        " {temperature.gpu} C"
-    )
-    for name, value in values.items():
-        clocks = clocks.replace(f"{{{name}}}", value)
-    apps = nvidia_smi.rows("--query-compute-apps=pid,used_memory", gpu, timeout_s=machine.TIMEOUT_S)
-    processes = [app.split(",") for app in apps]
-    others = ", ".join(
-        f"pid {app[0]}:{app[1]} MiB"
-        for app in processes
-        if len(app) == 2 and app[0].strip().isdecimal()
-    )
-    return (
-        values.get("driver_version", ""),
-        clocks if values else "clocks are not told",
-        others,
-    )
 
 
 def cases_on(place: Place, gpus: int) -> dict[str, Case]:
-    """The cases that can be run here, by name."""
     texts = {name: text for name, text in CASES.items() if name != "2 ranks" or gpus > 1}
     found = {}
     for name, text in texts.items():
@@ -205,14 +136,18 @@ def _dry_runs(cases: Sequence[Case]) -> Dried | None:
         return None
 
 
-def find_all(place: Place, gpus: Sequence[machine.ReportedGpu]) -> Found:
-    """Look at the GPUs, and probe the first one if torch and NCCL can use them."""
+def find_all(place: Place, gpus: int) -> Found:
+    """Look at the GPUs as a worker does, and probe the first one if torch and NCCL can use all."""
     started = time.monotonic()
-    driver, _, others = driver_says(gpus[0].uuid)
-    found = Found(looks=look_at(len(gpus)), driver=driver, others=others)
-    if not usable(found):
+    with _ranks(keep=False) as ranks:
+        kind = Kind(ranks=gpus, world_size=gpus, device="cuda")
+        answers = ranks.ask(kind, {"check": "cuda"}, pause)
+    assert answers is not None
+    look = answers.records[0].get("hardware", {}) if answers.records else {}
+    found = Found(look=look, why_unusable=answers.why_unusable)
+    if found.why_unusable:
         return replace(found, wall_s=time.monotonic() - started)
-    cases, left_out = cases_on(place, len(gpus)), {}
+    cases, left_out = cases_on(place, gpus), {}
     if why := why_no_8bit(cases["adamw_8bit"]):
         left_out["adamw_8bit"] = why
         del cases["adamw_8bit"]
@@ -221,14 +156,12 @@ def find_all(place: Place, gpus: Sequence[machine.ReportedGpu]) -> Found:
     with ThreadPoolExecutor(1) as pool:
         dried = pool.submit(_dry_runs, list(cases.values()))
         probes, cap_bytes = probe_all(cases)
-        clocks = driver_says(gpus[0].uuid)[1]
         tried = with_predictions(probes, cases, dried.result())
-    return replace(found, probes=tried, cap_bytes=cap_bytes, clocks=clocks, left_out=left_out,
+    return replace(found, probes=tried, cap_bytes=cap_bytes, left_out=left_out,
                    wall_s=time.monotonic() - started)  # fmt: skip
 
 
 def keep(found: Found, place: Place, path: Path) -> None:
-    """Write the result file."""
     probes = {name: {key: value for key, value in one.measurement.as_dict().items()
                      if key not in LEFT_OUT} for name, one in found.probes.items()}  # fmt: skip
     text = json.dumps(
@@ -236,7 +169,7 @@ def keep(found: Found, place: Place, path: Path) -> None:
             **described(f"gpu-smoke-{place.gpu}", place.title),
             "goals": as_rows(goals(found)),
             "rows": [line.as_dict() for line in lines(found)],
-            "looks": found.looks,
+            "look": found.look,
             "cap_bytes": found.cap_bytes,
             "probes": probes,
         },
@@ -246,8 +179,7 @@ def keep(found: Found, place: Place, path: Path) -> None:
     write(path, text + "\n")
 
 
-def main(find: Callable[[Place, Sequence[machine.ReportedGpu]], Found] = find_all) -> int:
-    """Look, print and keep what was found; 1 if a line says FAIL, 2 if there is no GPU."""
+def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu_smoke.py")
     parser.add_argument("--out", type=Path, help="the result file; by default of the card")
     options = parser.parse_args()
@@ -256,7 +188,7 @@ def main(find: Callable[[Place, Sequence[machine.ReportedGpu]], Found] = find_al
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    found = find(place, machine.visible_gpus())
+    found = find_all(place, len(visible_gpus()))
     table = lines(found)
     show(f"gpu-smoke on {place.title}", [line.as_dict() for line in table])
     out = options.out or RESULTS / f"gpu-smoke-{place.gpu}.json"

@@ -1,6 +1,6 @@
 """What a first look at a GPU found, as lines that say ok or not. Plain arithmetic, no device."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -9,6 +9,7 @@ from common import Goal
 
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
+from tuner.planner.probes import clocks_text
 
 MIB, GIB = 2**20, 2**30
 WALL_S = 180
@@ -35,17 +36,12 @@ class Verdict(StrEnum):
 class Line:
     """One check."""
 
-    check: str
-    """What was looked at."""
-    verdict: Verdict
-    """What it comes to."""
-    figure: str
-    """What was seen."""
-    expected: str = ""
-    """What was expected."""
+    check: str  # what was looked at
+    verdict: Verdict  # what it comes to
+    figure: str  # what was seen
+    expected: str = ""  # what was expected
 
     def as_dict(self) -> dict[str, str]:
-        """A row of the table."""
         return {"check": self.check, "": str(self.verdict), "figure": self.figure,
                 "expected": self.expected}  # fmt: skip
 
@@ -54,12 +50,9 @@ class Line:
 class Tried:
     """A probe, and what was predicted of it."""
 
-    measurement: Measurement
-    """As a worker records it."""
-    prediction: Evaluation | None = None
-    """Of its settings; ``None`` where that is not compared."""
-    by: str = ""
-    """What the prediction is from: dry run or arithmetic."""
+    measurement: Measurement  # as a worker records it
+    prediction: Evaluation | None = None  # of its settings; `None` where that is not compared
+    by: str = ""  # what the prediction is from: dry run or arithmetic
 
     @property
     def error(self) -> float | None:
@@ -74,26 +67,15 @@ class Tried:
 class Found:
     """All that was found."""
 
-    looks: Sequence[Mapping[str, Any]]
-    """Of ``look.py``, by rank: one for each GPU."""
-    others: str = ""
-    """Other processes on the first GPU, in the driver's words."""
-    driver: str = ""
-    """The driver's release; empty where it is not told."""
-    clocks: str = ""
-    """Clocks, power and temperature of the first GPU, right after probes."""
-    probes: Mapping[str, Tried] = field(default_factory=dict)
-    """By name."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why probes were not run, by name."""
-    cap_bytes: int = 0
-    """The memory limit of the probe that has to run out of memory."""
-    wall_s: float = 0.0
-    """Seconds that all of it took."""
+    look: Mapping[str, Any]  # what a worker's look at its GPUs tells of the first
+    why_unusable: str = ""  # why no probe can be run; empty if there is no reason
+    probes: Mapping[str, Tried] = field(default_factory=dict)  # by name
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why probes were not run, by name
+    cap_bytes: int = 0  # the memory limit of the probe that has to run out of memory
+    wall_s: float = 0.0  # seconds that all of it took
 
 
 def lines(found: Found) -> list[Line]:
-    """Every check, in the order in which it was made."""
     return [*_start(found), *(_probes(found) if found.probes else ()), _wall(found)]
 
 
@@ -109,47 +91,26 @@ def goals(found: Found) -> list[Goal]:
     ]  # fmt: skip
 
 
-def usable(found: Found) -> bool:
-    """Whether torch can use every GPU, and NCCL answers: without that no probe tells anything."""
-    return not any(look["error"] for look in found.looks)
-
-
 def _start(found: Found) -> Iterator[Line]:
-    first = found.looks[0]
-    error = first["error"] if not first["error"].startswith("NCCL") else ""
-    built = f"torch {first.get('torch', '?')}, CUDA {first.get('cuda_build') or 'none'}"
-    driver = f"; driver {found.driver or 'not told'}"
+    look, why = found.look, found.why_unusable
+    built = f"torch {look.get('torch', '?')}, CUDA {look.get('cuda') or 'none'}"
     yield Line(
-        check="torch and driver",
-        verdict=Verdict.FAIL if error else Verdict.OK,
-        figure=built + (f"; {error}" if error else driver),
-        expected="torch uses the GPU",
+        check="torch, driver and NCCL",
+        verdict=Verdict.FAIL if why else Verdict.OK,
+        figure=f"{built}; {why or 'driver ' + (look.get('driver') or 'not told')}",
+        expected="all GPUs compute, and add up over all",
     )
-    if error:
+    if why:
         return
-    yield _told("GPU", f"{first['name']}, capability {first['capability']}; {found.clocks}")
-    taken = first["total_bytes"] - first["free_bytes"]
+    clocks = (clocks_text(one.measurement) for one in found.probes.values())
+    yield _told("GPU", f"{look['device']}; {next(filter(None, clocks), 'clocks are not told')}")
+    taken = look["total_bytes"] - look["free_bytes"]
     yield Line(
         check="free memory",
         verdict=Verdict.OK if taken <= OWN_BYTES else Verdict.OFF,
-        figure=f"{_gib(first['free_bytes'])} of {_gib(first['total_bytes'])}",
+        figure=f"{_gib(look['free_bytes'])} of {_gib(look['total_bytes'])}",
         expected=f"at most {OWN_BYTES // MIB} MiB taken before probes",
     )
-    yield Line(
-        check="other processes",
-        verdict=Verdict.OFF if found.others else Verdict.OK,
-        figure=found.others or "none seen",
-        expected="none",
-    )
-    wrong = "; ".join(f"rank {n}: {o['error']}" for n, o in enumerate(found.looks) if o["error"])
-    yield Line(
-        check=f"NCCL {first.get('nccl', '?')}, all-reduce",
-        verdict=Verdict.FAIL if wrong else Verdict.OK,
-        figure=wrong or f"{len(found.looks)} of {first['gpus']} GPUs",
-        expected="answers on all GPUs",
-    )
-    chosen = ", ".join(f"{name}: {backend}" for name, backend in first.get("sdpa", {}).items())
-    yield _told("attention, grouped queries", f"{chosen}; {first['allocator']} allocator")
 
 
 def _probes(found: Found) -> Iterator[Line]:

@@ -41,7 +41,6 @@ def _curve(kind: Any, game: Game, others: Sequence[Any], seed: int) -> list[floa
 
 
 def line(name: str, curves: Sequence[Sequence[float]]) -> str:
-    """One row of the table."""
     figures = [of([curve[k - 1] for curve in curves]) for of in (mean, median) for k in PROBES]
     return _row(name, figures)
 
@@ -51,7 +50,6 @@ def _row(name: str, figures: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Score, and print."""
     parser = argparse.ArgumentParser(prog="python benchmarks/search", description=__doc__)
     parser.add_argument("tuner", help="file.py:Class")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each workload")

@@ -21,8 +21,7 @@ Numbers = Mapping[str, int | str]
 class Outcome:
     """What a run took."""
 
-    tokens_per_s: float
-    """Of one GPU."""
+    tokens_per_s: float  # of one GPU
     memory_gib: float | None
     """Of the first pipeline stage, as printed; ``None`` where it is not known."""
 
@@ -33,10 +32,8 @@ class Workload:
 
     table: str
     name: str
-    facts: Numbers
-    """The model's shape, GPUs, sequence length, global batch."""
-    candidates: Sequence[Numbers]
-    """Settings by name: ``dp``, ``tp``, ``pp``, ``micro_batch_size``, ..."""
+    facts: Numbers  # the model's shape, GPUs, sequence length, global batch
+    candidates: Sequence[Numbers]  # settings by name: `dp`, `tp`, `pp` ...
 
 
 class Tuner(Protocol):

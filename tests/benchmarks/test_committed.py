@@ -85,7 +85,7 @@ def test_judging(benchmark):
     assert judging.share([]) == 0
 
 
-def test_speeds_hold_at_every_length_of_sequences(benchmark) -> None:
+def test_speeds_hold_at_every_length_of_sequences(benchmark):
     """Of llm-foundry's models that nothing was fitted on; not so if attention were a product."""
     foundry = benchmark("foundry")
     told = foundry.told()
@@ -106,13 +106,15 @@ def test_evidence_is_made_of_the_results(benchmark):
 
 def test_the_page_of_predictions_is_made_of_its_result(benchmark):
     text = (ROOT / "benchmarks" / "results" / "predict.md").read_text(encoding="utf-8")
-    assert benchmark("page").filled(text, result("predict")) == text, "make bench-predict"
+    assert (
+        benchmark("markdown").filled(text, benchmark("page").SECTIONS, result("predict")) == text
+    ), "make bench-predict"
 
 
 def test_the_page_of_the_search_is_made_of_its_result(benchmark):
     page, found = benchmark("search_page"), result("search")
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.filled(text, found) == text, "make bench-search"
+    assert benchmark("markdown").filled(text, page.SECTIONS, found) == text, "make bench-search"
     picture = (ROOT / "docs" / "images" / "search.svg").read_text(encoding="utf-8")
     assert benchmark("curves").picture(found) == picture, "make bench-search"
 

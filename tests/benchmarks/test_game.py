@@ -10,7 +10,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "search"
 
 
-def scores(tmp_path: Path, tuner: str, *options: str) -> list[str]:
+def scores(tmp_path, tuner, *options):
     """Last lines of its two tables."""
     path = tmp_path / "mine.py"
     path.write_text(tuner)
@@ -19,7 +19,7 @@ def scores(tmp_path: Path, tuner: str, *options: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("Mine")]
 
 
-def test_a_grid_has_the_regrets_of_ours(tmp_path: Path) -> None:
+def test_a_grid_has_the_regrets_of_ours(tmp_path):
     """By the standard library alone (``-S``), and with a tuner that only its file knows."""
     tuner = """
 class Mine:
@@ -41,7 +41,7 @@ class Mine:
         assert line.split()[1:5] == means
 
 
-def test_a_candidate_is_probed_once(tmp_path: Path) -> None:
+def test_a_candidate_is_probed_once(tmp_path):
     tuner = """
 class Mine:
     def __init__(self, workload, history, seed): assert len(history) > 10

@@ -21,8 +21,8 @@ def started(benchmark, tmp_path, monkeypatch):
     here = place.Place(device=Device.CUDA, gpu="h200", title="x", reduced=True)
     file = benchmark("gpu.file").ResultFile(tmp_path / "x.json", "h200", "x")
 
-    def make(part: str, left_s: float, outcome: Outcome = Outcome.CRASHED):
-        seen: list[str] = []
+    def make(part, left_s, outcome=Outcome.CRASHED):
+        seen = []
 
         def probe(found, deadline_s):
             seen.append(found.key)

@@ -10,9 +10,8 @@ from tuner.core.measurement import Measurement, Outcome, OutOfMemory
 pytestmark = pytest.mark.long
 
 LOOK = {
-    "error": "", "torch": "2.13.0+cu130", "cuda_build": "13.0", "name": "NVIDIA H200", "gpus": 1,
-    "capability": "9.0", "free_bytes": 139_000 * MIB, "total_bytes": 139_500 * MIB,
-    "allocator": "native", "nccl": "2.29.7", "sdpa": {"bf16": "cudnn_attention", "fp32": "math"},
+    "torch": "2.13.0+cu130", "cuda": "13.0", "driver": "580.65.06", "device": "NVIDIA H200",
+    "free_bytes": 139_000 * MIB, "total_bytes": 139_500 * MIB,
 }  # fmt: skip
 CAP = 900 * MIB
 SHORT = OutOfMemory(
@@ -44,14 +43,14 @@ def found(smoke):
     probes = {name: smoke.Tried(measurement=ran(mib)) for name, mib in peaks.items()}
     capped = Measurement(outcome=Outcome.OOM, oom=SHORT)
     probes["capped"] = smoke.Tried(measurement=capped)
-    return smoke.Found(looks=[LOOK], probes=probes, cap_bytes=CAP, wall_s=90.0)
+    return smoke.Found(look=LOOK, probes=probes, cap_bytes=CAP, wall_s=90.0)
 
 
 @pytest.fixture
 def changed(smoke, found):
     """What is found where one probe is another; lines that are not ok, by check."""
 
-    def judge(**measurements: Measurement) -> dict[str, tuple[str, str]]:
+    def judge(**measurements):
         named = {name.replace("__", ", "): one for name, one in measurements.items()}
         probes = {**found.probes, **{n: smoke.Tried(measurement=m) for n, m in named.items()}}
         lines = smoke.lines(replace(found, probes=probes))
@@ -80,3 +79,10 @@ def test_a_sound_gpu_fails_nothing(changed):
 def test_a_cap_that_does_not_add_up_fails(changed, wrong):
     oom = Measurement(outcome=Outcome.OOM, oom=replace(SHORT, **wrong))
     assert changed(capped=oom)["cap on memory"][0] == "FAIL"
+
+
+def test_gpus_that_cannot_be_used_fail_and_nothing_else_is_told(smoke):
+    found = smoke.Found(look={"torch": "2.13.0"}, why_unusable="the driver is too old", wall_s=9.0)
+    first, last = smoke.lines(found)
+    assert (first.verdict, last.verdict) == (smoke.Verdict.FAIL, smoke.Verdict.OK)
+    assert first.figure == "torch 2.13.0, CUDA none; the driver is too old"

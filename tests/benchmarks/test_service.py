@@ -40,7 +40,7 @@ def small(streams, benchmark, monkeypatch):
         started.append(start(*given))
         return started[-1]
 
-    def run(probes: int):
+    def run(probes):
         try:
             return streams.rows(
                 streams.Size(studies=2, streams=6, polls=4, probes=probes, most_events=5,

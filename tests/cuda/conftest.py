@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,6 @@ def standin():
     if why := why_no_standin():
         pytest.skip(f"{why}: make cuda-env, make test-cuda")
     return run.build()
-
-
-Gpus = Callable[..., None]
 
 
 def give(patch, devices, **options):
@@ -70,7 +66,7 @@ def gpus(standin, monkeypatch, tmp_path_factory):
     # locks on devices are there: those of tests that run beside this one are not the same devices
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
 
-    def given(devices: int = 1, **options: object) -> None:
+    def given(devices=1, **options):
         give(monkeypatch, devices, **options)
 
     return given

@@ -1,7 +1,5 @@
 """Communicators: as many as predicted are there when memory is read, and made when ranks meet."""
 
-from typing import Any
-
 import pytest
 
 from tests.cuda.probing import LLAMA, probe_all, spec
@@ -15,10 +13,10 @@ SMALL = {
     "model": LLAMA | {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512},
     "sequence_length": 128,
 }
-OF_TWO: tuple[dict[str, Any], ...] = (
+OF_TWO = (
     {"sharding": "ddp"}, {"sharding": "full_shard"}, {"tp_size": 2},
 )  # fmt: skip
-OF_FOUR: tuple[dict[str, Any], ...] = (
+OF_FOUR = (
     {"sharding": "hybrid_shard"}, {"sharding": "full_shard", "tp_size": 2},
 )  # fmt: skip
 

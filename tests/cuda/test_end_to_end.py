@@ -77,7 +77,7 @@ def assert_memory_is_its_own(asked, probes, tmp_path):
     """The lightest probe that others went before allocates what it allocates alone."""
     before = [m.memory.allocated_bytes for _, m in probes if m.memory]
     assert len(set(before)) > 1, "one of them is lighter"
-    probe, warm = min(probes[1:], key=lambda pair: pair[1].memory.allocated_bytes)  # type: ignore[union-attr]
+    probe, warm = min(probes[1:], key=lambda pair: pair[1].memory.allocated_bytes)
     alone = cold(asked, probe, database(tmp_path, "alone")).memory
     assert alone is not None
     assert warm.memory is not None

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +59,7 @@ interval = 2
 
 
 @pytest.fixture(scope="session")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(tmp_path_factory):
     """A small model, its tokenizer and a text in a folder, which is made once."""
     folder = tmp_path_factory.mktemp("made") / "local"
     folder.mkdir()
@@ -68,7 +67,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _needs(*packages: str) -> list[pytest.MarkDecorator]:
+def _needs(*packages):
     missing = [name for name in packages if find_spec(name) is None]
     return [pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")]
 
@@ -105,9 +104,7 @@ def _needs(*packages: str) -> list[pytest.MarkDecorator]:
     ids=["fsdp1", "fsdp2", "fsdp1-lora", "ddp", "ddp-compiled", "accelerate", "accelerate-compiled",
          "trl-lora", "trl-qlora", "zero1", "zero2", "zero3", "torchtitan"],
 )  # fmt: skip
-def test_frameworks_run_unmodified(
-    rehearse: Any, local: Path, tmp_path: Path, script: str, launch: list[str], arguments: list[str]
-) -> None:
+def test_frameworks_run_unmodified(rehearse, local, tmp_path, script, launch, arguments):
     (tmp_path / "local").symlink_to(local)
     (tmp_path / "titan.toml").write_text(TITAN)
     text = (SCRIPTS / script).read_text() if script else None
@@ -126,7 +123,7 @@ def test_frameworks_run_unmodified(
     assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "titan.toml", "local"}
 
 
-def test_steps_of_deepspeed_are_its_engines(rehearse: Any) -> None:
+def test_steps_of_deepspeed_are_its_engines(rehearse):
     """Two micro-batches are one, though stage 3 steps its optimizer for each group."""
     pytest.importorskip("deepspeed")
     text, options = (SCRIPTS / "deep.py").read_text(), ["--cluster", "8xa100-80gb", "--steps", "2"]
@@ -138,7 +135,7 @@ def test_steps_of_deepspeed_are_its_engines(rehearse: Any) -> None:
     assert sum(scattered) >= 4 * 2 * 40_000_000
 
 
-def test_experts_are_routed_alike(rehearse: Any) -> None:
+def test_experts_are_routed_alike(rehearse):
     """A loop over experts meets all of them, each with its part of the tokens, and so holds what a
     grouped product does, whose sizes are the same for any routing."""
     text = (SCRIPTS / "experts.py").read_text()

@@ -7,9 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -55,7 +53,7 @@ time.sleep(900)
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
+def listener():
     """Listens on an address of this machine that is not its loopback."""
     own = [
         one.address
@@ -71,9 +69,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("allowed", ["", "--allow-network", "--allow-writes"])
-def test_only_what_is_allowed_is_done(
-    rehearse: Any, tmp_path: Path, listener: socket.socket, allowed: str
-) -> None:
+def test_only_what_is_allowed_is_done(rehearse, tmp_path, listener, allowed):
     kept = tmp_path / "kept"
     kept.mkdir()
     for name in ("model.pt", "log.txt", "old.txt", "new.txt"):
@@ -107,7 +103,7 @@ def test_only_what_is_allowed_is_done(
         assert any("kept/log.txt" in one for one in rank["not_run"])
 
 
-def test_a_refused_connection_that_ends_the_script_says_what_helps(rehearse: Any) -> None:
+def test_a_refused_connection_that_ends_the_script_says_what_helps(rehearse):
     text = "import socket\nsocket.create_connection(('192.0.2.1', 9))\n"
     code, found = rehearse(text, [], ["python"])
     (rank,) = found["ranks"]
@@ -125,9 +121,7 @@ def test_a_refused_connection_that_ends_the_script_says_what_helps(rehearse: Any
     ],
     ids=["no-compiler", "one-that-fails"],
 )
-def test_without_a_compiler_that_works_a_line_says_so(
-    tmp_path: Path, without: str, said: str
-) -> None:
+def test_without_a_compiler_that_works_a_line_says_so(tmp_path, without, said):
     asked = [*TUNER, "rehearse", "--json", "--even-here", "--", "python", "train.py"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), without: f"{tmp_path}/"}
     done = subprocess.run(
@@ -141,7 +135,7 @@ def test_without_a_compiler_that_works_a_line_says_so(
 
 
 @pytest.mark.parametrize("ended", ["rank", "command"])
-def test_nothing_is_left_of_what_is_ended_in_mid_run(tmp_path: Path, ended: str) -> None:
+def test_nothing_is_left_of_what_is_ended_in_mid_run(tmp_path, ended):
     temporary, started = tmp_path / "tmp", tmp_path / "started.txt"
     temporary.mkdir()
     (tmp_path / "train.py").write_text(STAYS)

@@ -1,7 +1,5 @@
 """What is predicted is what torch's caching allocator shows, on small models."""
 
-from typing import Any
-
 import pytest
 
 from tests.cuda.probing import LLAMA, probe_all, spec
@@ -30,7 +28,7 @@ GPT2 = {
 ODD = {**LLAMA, "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 6}
 """Its MLP's matrices are 21.5 MiB in bf16, and 43 MiB in fp32."""
 
-CASES: list[tuple[str, int, float, dict[str, Any]]] = [
+CASES = [
     ("ddp", 8, SPLIT, {"sharding": "ddp", "micro": 4}),
     ("ddp, the last synchronized", 8, SPLIT,
      {"sharding": "ddp", "precision": "bf16_mixed", "sync_each_batch": False}),

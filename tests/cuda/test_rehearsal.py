@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ for _ in range(9):
 """
 
 
-def test_ranks_of_two_nodes_hold_their_shards(rehearse: Any, tmp_path: Path) -> None:
+def test_ranks_of_two_nodes_hold_their_shards(rehearse, tmp_path):
     options = ["--cluster", "2x8xh100-80gb", "--ranks", "0,last", "--snapshot", str(tmp_path / "s")]
     code, found = rehearse(PLAIN, options, ["torchrun", "--nproc-per-node", "8"], "4096")
     assert (code, found["provenance"], found["fits"]) == (0, "rehearsed", True), found
@@ -67,7 +66,7 @@ def test_ranks_of_two_nodes_hold_their_shards(rehearse: Any, tmp_path: Path) -> 
     assert (tmp_path / "s" / "rank-00015.pickle").stat().st_size > 1000
 
 
-def test_memory_runs_out_as_on_the_device_with_the_scripts_line(rehearse: Any) -> None:
+def test_memory_runs_out_as_on_the_device_with_the_scripts_line(rehearse):
     code, found = rehearse(PLAIN, ["--cluster", "rtx-4090"], ["python"], "60000")
     (rank,) = found["ranks"]
     assert (code, found["fits"], rank["outcome"]) == (3, False, "oom"), rank
@@ -83,15 +82,13 @@ def test_memory_runs_out_as_on_the_device_with_the_scripts_line(rehearse: Any) -
         (["mpirun"], [], "cannot rehearse mpirun"),
     ],
 )
-def test_a_command_that_cannot_be_rehearsed_is_refused(
-    rehearse: Any, launch: list[str], options: list[str], said: str
-) -> None:
+def test_a_command_that_cannot_be_rehearsed_is_refused(rehearse, launch, options, said):
     code, found = rehearse(PLAIN, options, launch, "64")
     assert code == 1
     assert said in found["ranks"][0]["detail"]
 
 
-def test_a_script_that_leaves_with_a_code_has_failed(rehearse: Any) -> None:
+def test_a_script_that_leaves_with_a_code_has_failed(rehearse):
     code, found = rehearse(PLAIN + "    sys.exit('no data')\n", [], ["python"], "64")
     (rank,) = found["ranks"]
     assert (code, rank["outcome"], len(rank["steps"])) == (1, "failed", 1), rank
@@ -99,14 +96,14 @@ def test_a_script_that_leaves_with_a_code_has_failed(rehearse: Any) -> None:
     assert rank["at"].startswith("train.py:27 sys.exit(")
 
 
-def masked(text: str) -> str:
+def masked(text):
     """Text without figures that are no sizes, what the rehearsal took, and breaks of lines."""
     text = re.sub(r"(?m)^cost .*$|─", "", text)
     return " ".join(re.sub(r"\d[\d,.]*+(?! [KMG]iB)", "N", text).split())
 
 
 @pytest.mark.usefixtures("standin")
-def test_what_the_page_shows_is_printed() -> None:
+def test_what_the_page_shows_is_printed():
     page = [one for one in blocks("docs/rehearsal.md") if one.language in ("sh", "text")]
     command, shown = (one.text for one in page[:2])
     program = "import sys; from tuner.cli import main; sys.exit(main())"
@@ -140,7 +137,7 @@ for _ in range(9):
 """
 
 
-def test_steps_are_those_that_a_script_reports(rehearse: Any) -> None:
+def test_steps_are_those_that_a_script_reports(rehearse):
     """Each of them has three of optimizers, and takes 3 x 64 MiB more."""
     code, found = rehearse(REPORTS, ["--cluster", "h100-80gb"], ["python"])
     (rank,) = found["ranks"]
@@ -149,7 +146,7 @@ def test_steps_are_those_that_a_script_reports(rehearse: Any) -> None:
     assert held == [3, 6, 9]
 
 
-def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
+def test_without_a_cluster_nothing_runs_out(rehearse):
     launch = ["accelerate", "launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision=no"]
     code, found = rehearse(PLAIN, ["--steps", "1"], launch, "64000")
     (rank,) = found["ranks"]
@@ -157,7 +154,7 @@ def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
     assert rank["memory"]["allocated_bytes"] > 80 * 2**30
 
 
-def test_a_steps_time_is_near_the_products_own_for_the_same_step(rehearse: Any) -> None:
+def test_a_steps_time_is_near_the_products_own_for_the_same_step(rehearse):
     text = (Path(__file__).parent / "scripts" / "plain.py").read_text()
     launch = ["torchrun", "--nproc-per-node", "8"]
     options = ["--cluster", "8xh100-80gb", "--steps", "1"]

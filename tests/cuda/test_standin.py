@@ -4,11 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
-
-from tests.cuda.conftest import Gpus
 
 LOOK = """
 import json, sys, torch
@@ -36,19 +31,18 @@ print(json.dumps(seen))
 """
 
 
-def look() -> dict[str, Any]:
+def look():
     """What a new process sees."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return seen
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def smi(*arguments: str) -> subprocess.CompletedProcess[str]:
+def smi(*arguments):
     """The answer of nvidia-smi."""
     return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, check=False)
 
 
-def test_sizes_and_another_tenant(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_and_another_tenant(gpus, monkeypatch):
     gpus(2, name="Tesla T4", capability=7.5, mib=15_000, tenant_mib="0,10000", nvml="processes")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-00000001,0,7,1")
     seen = look()
@@ -61,7 +55,7 @@ def test_sizes_and_another_tenant(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -
     assert seen["reduced"] == "None"
 
 
-def test_faults_of_a_driver(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_a_driver(gpus, monkeypatch):
     gpus(1, driver=12040)
     seen = look()
     assert seen["count"] == 0
@@ -76,7 +70,7 @@ def test_faults_of_a_driver(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None
     assert look()["count"] == 0
 
 
-def test_what_nvidia_smi_answers(gpus: Gpus) -> None:
+def test_what_nvidia_smi_answers(gpus):
     gpus(2, tenant_mib="0,1000", sm_mhz="1980,1200")
     fields = "--query-gpu=index,memory.used,clocks.sm,mig.mode.current"
     assert smi(fields, "--format=csv").stdout.splitlines() == [
@@ -93,7 +87,7 @@ def test_what_nvidia_smi_answers(gpus: Gpus) -> None:
     )  # fmt: skip
 
 
-def test_what_was_recorded_of_nvidia_smi(gpus: Gpus, tmp_path: Path) -> None:
+def test_what_was_recorded_of_nvidia_smi(gpus, tmp_path):
     gpus(1, smi=tmp_path)
     (tmp_path / "gpus.csv").write_text("uuid, memory.total [MiB]\nGPU-1, 40960 MiB\nGPU-2, [N/A]\n")
     fields = ("--query-gpu=memory.total,name,uuid", "--format=csv,noheader,nounits")
@@ -104,7 +98,7 @@ def test_what_was_recorded_of_nvidia_smi(gpus: Gpus, tmp_path: Path) -> None:
     assert (failed.returncode, failed.stdout) == (18, words)
 
 
-def test_a_command_of_the_environment_is_found() -> None:
+def test_a_command_of_the_environment_is_found():
     bare = {"PATH": "/usr/bin:/bin"}
     for command, said in (("tuner", "tuner suggest"), ("no-such-command", "is not in PATH")):
         done = subprocess.run(

@@ -34,7 +34,7 @@ def pause(seconds):
 def ranks(tmp_path):
     """Ranks that look at their GPUs first."""
 
-    def make(**options: object) -> WarmRanks:
+    def make(**options):
         values = {"folder": tmp_path, "checked": CheckedDevices(), **options}
         return WarmRanks(**values)
 
@@ -104,7 +104,7 @@ def test_ranks_that_cannot_all_reduce_say_why(gpus, ranks):
 
 def test_memory_that_ran_out_under_a_tenant_is_not_believed(gpus, ranks):
     checked = CheckedDevices()
-    checked.note(kind(1).devices)  # it came afterwards
+    checked[kind(1).devices] = time.monotonic()  # it came afterwards
     gpus(1, mib=20_000, tenant_mib=17_000)
     with ranks(checked=checked) as shared, pytest.raises(ProbeError, match="GPU 0 is busy"):
         probe(shared, 1, micro=8)

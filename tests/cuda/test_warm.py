@@ -4,18 +4,15 @@ The probes of a table run one after another in the same processes, and once more
 the first: each then has others before it, and what is first in one series is last in the other.
 """
 
-from typing import Any
-
 import pytest
 
 from tests.cuda.probing import LLAMA, probe_all, spec
-from tuner.core.measurement import Memory
 from workers.measuring.records import BadRecord
 
 MODEL = LLAMA | {"hidden_size": 512, "num_hidden_layers": 2, "intermediate_size": 1408}
-CHECKPOINTED: dict[str, Any] = {"activation_checkpointing": "full"}
+CHECKPOINTED = {"activation_checkpointing": "full"}
 
-ALONE: list[dict[str, Any]] = [
+ALONE = [
     dict(micro=4),
     dict(micro=1, optimizer="sgd"),
     dict(precision="bf16_mixed", **CHECKPOINTED),
@@ -23,7 +20,7 @@ ALONE: list[dict[str, Any]] = [
     dict(optimizer="adamw_8bit"),
 ]
 """On one rank, where nothing is sharded."""
-SHARDED: list[dict[str, Any]] = [
+SHARDED = [
     dict(sharding="ddp", micro=4),
     dict(sharding="full_shard", micro=1),
     dict(sharding="ddp", sync_each_batch=False),
@@ -38,7 +35,7 @@ SHARDED: list[dict[str, Any]] = [
     dict(sharding="full_shard", cpu_offload=True),
 ]
 """On two ranks."""
-EMULATED: list[dict[str, Any]] = [
+EMULATED = [
     dict(sharding="ddp", micro=4),
     dict(sharding="full_shard", tp_size=2, micro=1),
     dict(sharding="shard_grad_op", precision="bf16_mixed", sync_each_batch=False),
@@ -46,7 +43,7 @@ EMULATED: list[dict[str, Any]] = [
     dict(sharding="full_shard", precision="fp32", **CHECKPOINTED),
 ]
 """On one rank that stands for eight."""
-ON_FOUR: list[dict[str, Any]] = [
+ON_FOUR = [
     dict(sharding="ddp", micro=4),
     dict(sharding="hybrid_shard", micro=1),
     dict(sharding="shard_grad_op", tp_size=2, tp_recompute_allgather=True, **CHECKPOINTED),
@@ -78,7 +75,7 @@ def test_memory_does_not_depend_on_the_probes_before(gpus, tmp_path, ranks, fide
 
 def _memory(specs, folder):
     """Memory of each probe's ranks."""
-    found: list[list[Memory]] = []
+    found = []
     for probed in probe_all(specs, folder):
         assert probed.measurement.outcome == "ok", probed.measurement.detail
         found.append([])

@@ -3,20 +3,18 @@
 import torch
 from torch.distributed.tensor import DTensor
 
-Values = dict[str, torch.Tensor]
 
-
-def values_of(model: torch.nn.Module) -> Values:
+def values_of(model):
     """Copies of this rank's part of each parameter."""
     whole = {name: p.detach() for name, p in model.named_parameters()}
     return {n: (p.to_local() if isinstance(p, DTensor) else p).clone() for n, p in whole.items()}
 
 
-def bits(values: torch.Tensor) -> torch.Tensor:
+def bits(values):
     return values.contiguous().view(-1).view(torch.uint8)
 
 
-def moved(model: torch.nn.Module, before: Values) -> dict[str, list[int]]:
+def moved(model, before):
     """How many parameters are not what they were, and of how many; those trained, and frozen."""
     after, counts = values_of(model), {"trained": [0, 0], "frozen": [0, 0]}
     for name, parameter in model.named_parameters():

@@ -58,7 +58,7 @@ def start(environment, tmp_path):
     """Starts a command; its log goes to a file of that name. None is left afterwards."""
     with ExitStack() as stack:
 
-        def start(name: str, *words: str) -> subprocess.Popen[str]:
+        def start(name, *words):
             log = stack.enter_context((tmp_path / f"{name}.log").open("w"))
             process = subprocess.Popen(
                 [*TUNER, *words], env=environment, cwd=tmp_path, stdout=subprocess.PIPE,

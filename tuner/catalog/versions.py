@@ -1,8 +1,8 @@
 """Reads what versions of the frameworks do with a knob, from ``versions.toml``."""
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -33,8 +33,11 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobRule:
-    """One thing that is known of a knob in a framework's versions."""
+    """One thing that is known of a knob in some versions of frameworks."""
 
+    frameworks: frozenset[str]  # names of the frameworks
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Requirements by package, such as ``{"accelerate": ">=0.28,<0.31"}``; all must be met."""
     knob: str  # the knob's name
     effect: Effect  # ``inactive``, ``refused`` or ``by_script``
     value: bool | int | str
@@ -43,6 +46,10 @@ class KnobRule:
     when: frozenset[Condition]  # all of these must hold of the settings; empty means always
     why: str  # the reason, fit to be shown
     source: str  # where that is known from
+
+    def holds(self, framework: str, versions: Mapping[str, str]) -> bool:
+        """Tells whether it holds for a framework in these versions."""
+        return framework in self.frameworks and meets_all(versions, self.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,32 +66,18 @@ class FrameworkVersions:
 
     oldest: Mapping[str, str]
     """The packages that decide its knobs and probes, each with the oldest version described."""
-    required: tuple[str, ...]  # the packages whose versions must be known
-    fsdp2: tuple[Mapping[str, str], ...]
+    required: Sequence[str]  # the packages whose versions must be known
+    fsdp2: Sequence[Mapping[str, str]]
     """Requirements of versions, one of which must be met for FSDP2; otherwise FSDP1."""
     source: str  # where that is known from
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRule:
-    """A rule with the frameworks and versions that it holds for."""
-
-    frameworks: frozenset[str]  # names of the frameworks
-    versions: Mapping[str, str]
-    """Requirements by package, such as ``{"accelerate": ">=0.28,<0.31"}``; all must be met."""
-    rule: KnobRule  # what holds there
-
-    def holds(self, framework: str, versions: Mapping[str, str]) -> bool:
-        """Tells whether it holds for a framework in these versions."""
-        return framework in self.frameworks and meets_all(versions, self.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionNote:
     """Something a user of these versions should know, which changes no knob."""
 
-    frameworks: frozenset[str]  # names of the frameworks
-    versions: Mapping[str, str]
+    frameworks: Sequence[str]  # names of the frameworks
+    versions: Mapping[str, str] = field(default_factory=dict)
     """Requirements by package; a package whose version is not known meets them."""
     note: str  # the note, fit to be shown
     source: str  # where that is known from
@@ -96,7 +89,7 @@ class VersionTable:
 
     packages: Mapping[str, PackageVersions]  # by distribution name
     frameworks: Mapping[str, FrameworkVersions]  # by framework name
-    rules: tuple[VersionRule, ...]  # in the file's order
+    rules: tuple[KnobRule, ...]  # in the file's order
     notes: tuple[VersionNote, ...]  # in the file's order
 
 
@@ -105,43 +98,22 @@ def version_table() -> VersionTable:
     """The table as shipped, read once. A rule with several ``when`` becomes several."""
     text = files("tuner.catalog").joinpath("versions.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    rules = tuple(
-        VersionRule(
-            frameworks=frozenset(row["frameworks"]),
-            versions=row.get("versions", {}),
-            rule=KnobRule(
-                knob=row["knob"],
-                effect=Effect(row["effect"]),
-                value=row["value"],
-                when=frozenset(Condition(name) for name in conditions),
-                why=row["why"],
-                source=row["source"],
-            ),
-        )
-        for row in data["rules"]
-        for conditions in row.get("when", [[]])
-    )
     return VersionTable(
         packages={name: PackageVersions(**row) for name, row in data["packages"].items()},
-        frameworks={
-            name: FrameworkVersions(
-                oldest=row["oldest"],
-                required=tuple(row["required"]),
-                fsdp2=tuple(row["fsdp2"]),
-                source=row["source"],
+        frameworks={name: FrameworkVersions(**row) for name, row in data["frameworks"].items()},
+        rules=tuple(
+            KnobRule(
+                **row
+                | {
+                    "frameworks": frozenset(row["frameworks"]),
+                    "effect": Effect(row["effect"]),
+                    "when": frozenset(map(Condition, conditions)),
+                }
             )
-            for name, row in data["frameworks"].items()
-        },
-        rules=rules,
-        notes=tuple(
-            VersionNote(
-                frameworks=frozenset(row["frameworks"]),
-                versions=row.get("versions", {}),
-                note=row["note"],
-                source=row["source"],
-            )
-            for row in data["notes"]
+            for row in data["rules"]
+            for conditions in row.get("when", [[]])
         ),
+        notes=tuple(VersionNote(**row) for row in data["notes"]),
     )
 
 

@@ -55,6 +55,9 @@ KEEP = {
 }
 
 
+NO_FASTER = "nothing found is faster"
+
+
 def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
     """Read the question out of a file and what is given beside it."""
     texts = Texts()
@@ -85,10 +88,9 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         except UsageError as error:  # the answer is one nevertheless
             refused = error
     keep, more = "", ""
-    if best is not None and (why := as_fast(now, best, tolerance)) is not None:
+    if best is not None:
         changes = wanted or refused or beside_file(question, answered.study.question, best.settings)
-        said, more = KEEP[why]
-        keep = said.format(share_text(tolerance)) if changes else ""
+        keep, more = _kept(now, best, tolerance) if changes else ("", "")
     files, copies = changed_files(question, text, wanted), []
     writes = asked.in_place and bool(wanted) and not keep
     failed: TunerError | None = refused if (asked.in_place or asked.diff) and not keep else None
@@ -108,14 +110,14 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         then = then or f"nothing: keep {path}"
     elif wanted and not asked.in_place:
         then = f"the same command with --in-place, which writes it into {path}"
-    code = show_asked(asked, answered, then=then)
+    code = show_asked(asked, answered, then=then, keep=keep)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
     print_facts(console, _facts(question, answered, now, best, wanted, refused, keep))
     paragraphs(console, question.asked.notes, "", further=2)
     paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
-    if asked.diff and patch:
+    if asked.diff and patch and more != NO_FASTER:
         console.print()
         sys.stdout.flush()
         typer.echo(patch, nl=False)
@@ -181,8 +183,6 @@ def _facts(
         mine, named = best.settings.all_values(), {one.split("=")[0] for one in said.split(",")}
         turned = (name for name, value in theirs if value != mine[name] and name not in named)
         said = ",".join([said, *(f"{name}={show(mine[name])}" for name in turned)])
-    if keep:
-        yield "best", keep
     yield "alternative" if keep else "best", said.replace(",", ", ")
     yield "", _figures(best, per)
     if best is not answered.suggestion.best:
@@ -193,6 +193,15 @@ def _facts(
     yield "changes", fields if refused is None else f"none: {refused}"
     if script:
         yield "beside it", f"the answer needs {script}, which no field of it says"
+
+
+def _kept(now: Checked | UsageError, best: Candidate, tolerance: float) -> tuple[str, str]:
+    """Says that the file is kept, and how more can be asked for; empty where the best is better."""
+    if (why := as_fast(now, best, tolerance)) is None or isinstance(now, UsageError):
+        return "", ""
+    said, more = KEEP[why]
+    own, other = now.tokens_per_s_per_gpu.value, best.tokens_per_s_per_gpu.value
+    return said.format(share_text(tolerance)), NO_FASTER if own and other and other <= own else more
 
 
 def _figures(one: Checked | Candidate, per: str) -> str:

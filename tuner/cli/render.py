@@ -78,9 +78,11 @@ def show_asked(
     answered: Answered,
     more: Mapping[str, Any] | None = None,
     then: str = "",
+    keep: str = "",
 ) -> int:
     """Show an answer as the options say, with ``more`` fields in JSON, and write its files; the
-    exit code. ``then`` is what to do next, in the place of an export and its launch."""
+    exit code. ``then`` is what to do next, in the place of an export and its launch; ``keep`` says
+    that the user's own file is the answer, beside which this is what was found."""
     tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
@@ -97,7 +99,7 @@ def show_asked(
         return 0 if why is None else report(why, as_json=False)
     console = stdout_console()
     if not asked.quiet:
-        show_table(console, study, suggestion)
+        show_table(console, study, suggestion, "the best found" if keep else "the answer")
     answered.write()
     for path, texts in answered.beside.items():
         for index, text in enumerate(texts):
@@ -112,7 +114,8 @@ def show_asked(
     if not asked.quiet:
         console.print()
     written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
-    show_answer(console, study, suggestion, tokens, written=written, page=page, then=then)
+    more = {"written": written, "page": page, "then": then, "keep": keep}
+    show_answer(console, study, suggestion, tokens, **more)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
     return report(why, as_json=False)
@@ -198,9 +201,11 @@ def show_logs(console: Console, probe: Probe) -> None:
             console.print(Text("\n".join(f"  {line}" for line in lines), style="dim"))
 
 
-def show_table(console: Console, study: Study, suggestion: Suggestion) -> None:
+def show_table(
+    console: Console, study: Study, suggestion: Suggestion, best_is: str = "the answer"
+) -> None:
     """Shows what the answer was chosen from: it first, then probes by speed, or where these are dry
-    runs, what they predict.
+    runs, what they predict. ``best_is`` says what its mark is of.
     """
     best, is_predicted = suggestion.best, study.limits.fidelity not in PROBED
     rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
@@ -210,7 +215,7 @@ def show_table(console: Console, study: Study, suggestion: Suggestion) -> None:
         knobs = differing([row.settings for row in rows])
         per, width = rank_word(study.question), console.width
         console.print(probes_table(rows, knobs, width=width, per=per, best=chosen))
-        marks = ["* is the answer; the others by speed"] if chosen else []
+        marks = [f"* is {best_is}; the others by speed"] if chosen else []
         marks += ["> ran out of memory there"] if any(row.at_least for row in rows) else []
         console.print(Text("; ".join(marks), style="dim"))
         quiet = {Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY}
@@ -223,7 +228,7 @@ def show_table(console: Console, study: Study, suggestion: Suggestion) -> None:
             ],
         )
     if is_predicted or any(one.basis for one in (best, *suggestion.alternatives) if one):
-        show_candidates(console, suggestion, rank_word(study.question))
+        show_candidates(console, suggestion, rank_word(study.question), best_is)
 
 
 def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
@@ -276,6 +281,7 @@ def show_answer(
     written: Sequence[str] = (),
     page: str = "",
     then: str = "",
+    keep: str = "",
 ) -> None:
     """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most."""
     width = min(console.width, TEXT_WIDTH) - INDENT
@@ -302,7 +308,12 @@ def show_answer(
             console.print(line, soft_wrap=True)
         return
     told = brief(study, suggestion, tokens)
-    answer, why = block("Answer", told.answer), block("Why", told.why, MOST_WHY)
+    answer, why = (
+        block("Found" if keep else "Answer", told.answer),
+        block("Why", told.why, MOST_WHY),
+    )
+    if keep:
+        answer = [*block("Answer", [keep]), *answer]
     sure = block("Sure?", told.sure, MOST_SURE)
     room = MOST_LINES - sum(map(len, (answer, why, sure, end))) - TABLE_LINES
     if told.title != "Answer":
@@ -335,6 +346,8 @@ def _ends(
             name = FORMATS["torch"].file_name
             argv = ("tuner", "export", suggestion.study_id, "torch", "--write", name)
             yield "First", f"{shlex.join(argv)}  (import it)"
+        if sets := suggestion.launch["script_sets"]:
+            yield "First", f"in SCRIPT.py set {', '.join(sets)}: the file's comments show how"
         yield "Next", shlex.join(suggestion.launch["argv"])
     if page:
         yield "Page", page

@@ -76,7 +76,9 @@ def knob_columns(settings: Sequence[Settings], knobs: Sequence[str]) -> list[Col
     ]
 
 
-def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
+def show_candidates(
+    console: Console, suggestion: Suggestion, per: str, best_is: str = "the answer"
+) -> None:
     """The table of the best configurations and of those next to them, fastest first.
 
     Where no speed is known there is no best, and what fits is listed in its own order.
@@ -103,7 +105,7 @@ def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
     columns.append(Column("from", [BASES[one.basis] if one.basis else "" for one in found]))
     styles = ["bold green" if one is best else "" for one in found]
     console.print(table_of(columns, console.width, styles))
-    told = "* is the answer; the others by speed" if best else "these fit"
+    told = f"* is {best_is}; the others by speed" if best else "these fit"
     console.print(Text(f"{told}; memory is what each device needs", style="dim"))
 
 

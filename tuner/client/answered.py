@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 from tuner.client.values import Say
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import Device
+from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Quantity
 from tuner.core.script import CONFIGURATION, Launch, script_launch, torchrun
@@ -353,19 +354,22 @@ def with_launch(
         path = dict(named).get("accelerate", CONFIGURATION)
         return replace(suggestion, launch=script_launch(question, best.settings, path, files))
     formats = {path: name for name, path in named}
-    return replace(suggestion, launch=launch_of(question, files, formats))
+    return replace(suggestion, launch=launch_of(question, best.settings, files, formats))
 
 
 def launch_of(
-    question: Question, files: Mapping[str, str], formats: Mapping[str, str]
+    question: Question, settings: Settings, files: Mapping[str, str], formats: Mapping[str, str]
 ) -> dict[str, object]:
-    """The command that reads the first of ``files`` that can be started, and these."""
-    started = ((path, FORMATS[formats[path]].argv) for path in files)
-    commands = (argv(question, path) for path, argv in started if argv is not None)
-    return {
-        "argv": list(next(commands, torchrun(question.cluster, "SCRIPT.py"))),
-        "files": dict(files),
-    }
+    """The command that reads the first of ``files`` that can be started, these, and what the script
+    that it starts must set itself."""
+    argv = torchrun(question.cluster, "SCRIPT.py")
+    sets: tuple[str, ...] = ()
+    for path in files:
+        known = FORMATS[formats[path]]
+        if known.argv is not None:
+            argv, sets = known.argv(question, path), known.script_sets(question, settings)
+            break
+    return {"argv": list(argv), "files": dict(files), "script_sets": list(sets)}
 
 
 def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:

@@ -12,7 +12,7 @@ from tuner.catalog.versions import meets, version_table
 from tuner.client.cases import Case
 from tuner.client.predict import read_single_case
 from tuner.client.request import read_cluster
-from tuner.client.values import NotCoveredError, read_model
+from tuner.client.values import NotCoveredError, as_large, read_model
 from tuner.core.adapter import ALL_LINEAR, Adapter
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
@@ -220,7 +220,7 @@ def _named(spec: str, folder: Path | None) -> tuple[str, str]:
         if path.is_file() and path.suffix == ".json":
             return str(path), ""
     if (known := models.alike(spec)) is not None:
-        return known, f"{spec} is taken to have the shape of {known}"
+        return known, as_large(spec, known)
     raise UsageError(
         "model",
         spec,

@@ -222,8 +222,7 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         _check_software(question)
         _check_alone(question, fidelity, db)
     enumerate_space(question)
-    is_run = no_gpu and fidelity is Fidelity.MEASURED
-    if is_run and (hindered := _too_much_for(question, limits)):
+    if no_gpu and (hindered := _too_much_for(question, limits)):
         name, ways = question.cluster.name, no_gpu.partition(": ")[2]
         raise UsageError("cluster", "local", f"no GPU is here, so it is {name}, {hindered}; {ways}")
     chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
@@ -252,7 +251,7 @@ def _no_gpu(request: RequestHere, question: Question) -> str:
 
 
 def _too_much_for(question: Question, limits: Limits) -> str:
-    """Why nobody who expected a GPU wants a question probed on CPU ranks; empty if it may be."""
+    """Why nobody who expected a GPU asks this of CPU ranks; empty if it may be meant."""
     if (need := least_need(question, limits)) and not need.fits:
         sizes = f"{size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}"
         return f"where {question.trained} needs {sizes}"

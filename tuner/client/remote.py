@@ -204,12 +204,13 @@ def _answered(
     if shown is None:
         raise ServiceError(f"study {study.id} is {body['state']}, and has no suggestion")
     if targets and none is None:
+        settings = Settings.from_dict(shown["best"]["settings"])
         limits = body.get("terms_id")
         files = {
             str(one.path): service.export(study.id, one.format_name, limits) for one in targets
         }
         formats = {str(one.path): one.format_name for one in targets}
-        shown = {**shown, "launch": launch_of(study.question, files, formats)}
+        shown = {**shown, "launch": launch_of(study.question, settings, files, formats)}
     try:
         suggestion = Suggestion.from_dict(shown)
     except (KeyError, TypeError, ValueError) as error:

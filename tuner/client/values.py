@@ -54,7 +54,8 @@ def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
 
 
 def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
-    """A sentence on sizes that a configuration leaves out; empty where none is, or it is known."""
+    """A sentence on what is taken for granted of a model: sizes that its configuration leaves out,
+    or its shape, by its name; empty where there is nothing."""
     if isinstance(value, ModelConfig):
         return ""
     if isinstance(value, Mapping):
@@ -62,9 +63,17 @@ def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
     spec = os.fspath(value)
     if models.find(spec) is not None:
         return ""
-    # a file, which load_model has found to be small and readable
-    note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
-    return note and f"{load_model(spec, task).name}: {note}"
+    name = load_model(spec, task).name
+    try:  # a file, which was found to be small and readable
+        note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
+    except OSError:
+        return as_large(spec, name)
+    return note and f"{name}: {note}"
+
+
+def as_large(spec: str, known: str) -> str:
+    """A sentence on a model that is known by its name alone."""
+    return f"{spec} is taken to have the shape of {known}"
 
 
 def plain(value: object) -> Any:

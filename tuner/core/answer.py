@@ -12,6 +12,9 @@ from tuner.core.quantity import Provenance
 # Configurations that are listed beside the best.
 MOST_ALTERNATIVES = 5
 
+# Of an answer that says nothing of it.
+NO_LAUNCH: Mapping[str, Any] = {"argv": [], "files": {}, "script_sets": []}
+
 # The public name of an evaluation in an answer.
 Candidate = Evaluation
 
@@ -72,8 +75,9 @@ class Suggestion:
     facts: tuple[Mapping[str, Any], ...] = ()
     """What the sentences say, one each, as plain values: ``kind``, and numbers with units."""
     loss_kernel: str = ""  # what computes a fused loss; empty where a script of the user's own does
-    launch: Mapping[str, Any] = field(default_factory=lambda: {"argv": [], "files": {}})
-    """How to launch the best: ``argv``, and the ``files`` that it reads, by name."""
+    launch: Mapping[str, Any] = field(default_factory=lambda: NO_LAUNCH)
+    """How to launch the best: ``argv``, the ``files`` that it reads, by name, and ``script_sets``,
+    the knobs that the training script must set itself, as ``name=value``."""
 
     @property
     def provenance(self) -> Provenance:
@@ -130,5 +134,5 @@ class Suggestion:
             explanation=tuple(values["explanation"]),
             facts=tuple(values.get("facts", ())),
             loss_kernel=next((one["loss_kernel"] for one in shown if "loss_kernel" in one), ""),
-            launch=values["launch"],
+            launch={**NO_LAUNCH, **values["launch"]},
         )

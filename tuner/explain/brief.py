@@ -342,6 +342,9 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
         yield f"Not measured: {fact['how']}."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
+    if fact := facts.get("other_load"):
+        used = f"about {fact['used']:.2g} of {fact['cores']} cores"
+        yield f"Other programs used {used} while probes ran: measure again on a quiet machine."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
     if fact := facts.get("awkward_batch"):
         batch = fact["batch"]
@@ -354,7 +357,8 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if fact := facts.get("more_probes"):
         count = fact["count"]
         most = count + (count == study.limits.max_probes)
-        gain = f"may gain {share_text(fact['mean'])}, at most {share_text(fact['most'])}"
+        gain = f"may gain {share_text(fact['mean'])} on average,"
+        gain += f" {share_text(fact['most'])} or less nine times in ten"
         if fact["most"] < 0.001:
             yield "More probes are expected to gain nothing."
         else:

@@ -45,6 +45,8 @@ from tuner.text import count_text, size_text
 
 # Probes whose gain is told, and the gain in speed below which none is expected.
 MORE, NOTHING = 3, 0.001
+# Share of the cores that ranks may use from which others' load is told.
+LOADED = 0.25
 _TOLD_APART = frozenset({Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY})
 
 
@@ -141,6 +143,24 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     for conf in dict.fromkeys(one["allocator_conf"] for one in hardware if "allocator_conf" in one):
         text = f"Its probes ran with PYTORCH_ALLOC_CONF={conf}: launch with the same."
         yield fact("allocator_configured", text, conf=conf)
+    yield from _other_load(known.study)
+
+
+def _other_load(study: Study) -> Iterator[Fact]:
+    """Says once that other programs took cores from timed ranks: no interval knows of that."""
+    if study.question.cluster.gpu.device is not Device.CPU:
+        return  # a GPU's steps wait for a core only while they are launched
+    ran = {p.id: p.measurement.hardware for p in study.probes if p.measurement}
+    known = {number: one for number, one in ran.items() if "cores_of_others" in one}
+    loaded = [n for n, one in known.items() if one["cores_of_others"] > LOADED * one["cores"]]
+    if loaded:
+        used = median(known[number]["cores_of_others"] for number in loaded)
+        cores = known[loaded[0]]["cores"]
+        text = (
+            f"Other programs used about {used:.2g} of {cores} cores while probe"
+            f" {probes_text(loaded)} ran: measure again on a quiet machine."
+        )
+        yield fact("other_load", text, used=used, cores=cores, probes=tuple(loaded))
 
 
 def rule_of_thumb(question: Question, expectation: Expectation) -> Settings | None:
@@ -303,8 +323,8 @@ def _more_probes(
     wall_s = count * median(p.measurement.wall_s for p in done if p.measurement)
     devices, is_cpu = devices_held(study), study.question.cluster.gpu.device is Device.CPU
     gain = (
-        f"could gain up to {share_text(most)} in speed ({share_text(mean)} on average) over the"
-        " fastest known"
+        f"may gain {share_text(mean)} in speed on average, {share_text(most)} or less nine times in"
+        " ten, over the fastest known"
     )
     if most < NOTHING:
         gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"

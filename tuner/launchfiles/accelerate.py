@@ -34,44 +34,30 @@ from tuner.launchfiles.contract import (
     About,
     Format,
     Stack,
-    batch_text,
     code,
     comment,
     has_data_parallel_ranks,
     header,
     provenance,
+    sync_acts,
     yaml_text,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fsdp import (
-    DTYPES,
-    MAKE_MUON,
-    REDUCE_HOOK,
-    checkpointing,
-    checkpointing_imports,
-    ddp_reduce_dtype,
     is_passed_over,
     optimizer_call,
-    optimizer_import,
     optimizer_needs,
     options,
     policy,
     read_fsdp,
 )
 from tuner.launchfiles.model_code import (
-    adapter_code,
     adapter_needs,
-    collate_code,
     distributed_config,
-    freeze_code,
-    imports,
     is_varlen,
-    labels_text,
-    loading_code,
-    loop_code,
-    loss_code,
     mask_code,
     packing_needs,
+    rendered,
     use_loss,
 )
 from tuner.launchfiles.shell import in_force
@@ -82,6 +68,7 @@ from tuner.space.rules import (
     TENSORS_BY_TRANSFORMERS,
     no_checkpointing,
 )
+from tuner.text import show
 
 FILE_NAME = "accelerate.yaml"
 
@@ -137,45 +124,38 @@ def by_plugin_of(question: Question, settings: Settings) -> bool:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    if question.script is not None and question.script.launch is not Launch.ACCELERATE:
-        return (
-            "torchrun starts the study's script, which reads no such file; launch the script by its"
-            " own command, which tuner studies show tells, or ask again with --framework accelerate"
-        )
-    offloads = settings.activation_checkpointing is Checkpointing.OFFLOAD
-    no_offload = offloads and no_checkpointing(question, Checkpointing.OFFLOAD)
-    if refused := refusals.first(
-        refusals.tensors("accelerate", settings, "accelerate", question),
-        refusals.lacking("accelerate", question, settings, "pipelines", framework="accelerate"),
-        refusals.fsdp2("accelerate", question, settings, "accelerate"),
-        refusals.varlen(question),
-        refusals.fused_optimizer(question),
-        refusals.liger("the code beside accelerate's file", question, settings),
-        _old_loss(question, settings),
-        f"{no_offload}; ask again with --knob activation_checkpointing=none,full"
-        if no_offload
-        else None,
-    ):
-        return refused
+    script, offload = question.script, Checkpointing.OFFLOAD
+    checkpoints = settings.activation_checkpointing is offload
+    no_offload = no_checkpointing(question, offload) if checkpoints else None
+    old = question.framework.too_old("transformers", LOSS_OF_MODEL)
     # a part of the question only for frameworks that are built on it
     stated = question.framework.versions.get("accelerate")
     oldest = _oldest_accelerate(question, settings)
-    if stated is None or Version(stated) >= Version(oldest):
-        return None
-    return (
-        f"these settings need accelerate {oldest} or newer, and the question names {stated};"
-        f" ask again with --framework-version accelerate={oldest}"
-    )
-
-
-def _old_loss(question: Question, settings: Settings) -> str | None:
-    """Refuses a loss of the code beside the file where models would pass over it."""
-    old = question.framework.too_old("transformers", LOSS_OF_MODEL)
-    if question.script is not None or not old or not use_loss(question, settings):
-        return None
-    return (
-        f"in transformers {old} a model's loss cannot be replaced, and the study has another;"
-        f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}"
+    return refusals.first(
+        script is not None
+        and script.launch is not Launch.ACCELERATE
+        and "torchrun starts the study's script, which reads no such file; launch the script by its"
+        " own command, which tuner studies show tells, or ask again with --framework accelerate",
+        refusals.tensors("accelerate", settings, "accelerate", question),
+        refusals.lacking("accelerate", question, settings, "pipelines", framework="accelerate"),
+        refusals.fsdp2("accelerate", question, settings, "accelerate"),
+        refusals.lacking(
+            "the code beside accelerate's file",
+            question,
+            settings,
+            *("varlen", "fused_adamw", "liger"),
+        ),
+        # models would pass over the loss of the code beside the file
+        script is None
+        and old
+        and use_loss(question, settings)
+        and f"in transformers {old} a model's loss cannot be replaced, and the study has another;"
+        f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}",
+        no_offload and f"{no_offload}; ask again with --knob activation_checkpointing=none,full",
+        stated is not None
+        and Version(stated) < Version(oldest)
+        and f"these settings need accelerate {oldest} or newer, and the question names {stated};"
+        f" ask again with --framework-version accelerate={oldest}",
     )
 
 
@@ -236,6 +216,16 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
         else "NOT FOR A CPU: accelerate takes tensor parallelism on GPUs alone, and the script"
         " stops anywhere else.",
     )
+
+
+def _script_sets(question: Question, settings: Settings) -> tuple[str, ...]:
+    if question.script is not None:
+        return ()
+    knobs = ["micro_batch_size"]
+    knobs += ["gradient_accumulation_steps"] if settings.gradient_accumulation_steps > 1 else []
+    knobs += ["sync_each_batch"] if sync_acts(question, settings) else []
+    knobs += ["activation_checkpointing"] if checkpoints_in_script(question, settings) else []
+    return tuple(f"{name}={show(getattr(settings, name))}" for name in knobs)
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -327,6 +317,7 @@ FORMAT = Format(
     render=_render,
     argv=lambda question, path: ("accelerate", "launch", "--config_file", path, "SCRIPT.py"),
     beside=_beside,
+    script_sets=_script_sets,
 )
 
 
@@ -338,15 +329,6 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }
 # Fields that other files do not have.
 MARKS = frozenset({"compute_environment", "distributed_type"})
-KNOWN = frozenset({
-    "compute_environment", "distributed_type", "num_machines", "machine_rank", "num_processes",
-    "mixed_precision", "use_cpu", "fsdp_config", "parallelism_config", "dynamo_config",
-    "dynamo_backend", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids", "main_process_ip",
-    "main_process_port", "main_training_function", "rdzv_backend", "same_network", "tpu_env",
-    "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone", "commands", "command_file",
-    "deepspeed_config", "megatron_lm_config", "fp8_config", "mpirun_config",
-    "num_cpu_threads_per_process",
-})  # fmt: skip
 # What ``distributed_type`` shards by itself.
 KINDS: Mapping[str, Sharding | None] = {
     "no": Sharding.DDP,
@@ -365,7 +347,7 @@ GROUPS = ("dp_replicate_size", "dp_shard_size")
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    fields.refuse_others(KNOWN)
+    fields.refuse_others(known_fields()["accelerate"]["known"])
     fields.refuse("fp8_config", "is not predicted")
     fields.refuse("dynamo_backend", "compiled models are not predicted")
     fields.part("dynamo_config").refuse("dynamo_backend", "compiled models are not predicted")
@@ -471,27 +453,7 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
     return configuration(question, settings)
 
 
-_PLUGIN = """\
-    fsdp_plugin=FullyShardedDataParallelPlugin(  # the rest is the file's
-        mixed_precision_policy=MixedPrecisionPolicy(
-            {casts}
-        ),
-    ),"""
-_GROUPS = """\
-groups = {}  # of one mesh each: kernels of optimizers take no others together
-for parameter in model.parameters():
-    mesh = getattr(parameter, "device_mesh", None)
-    groups.setdefault(mesh, {"params": []})["params"].append(parameter)"""
-_CHECKPOINTING = """\
-model.gradient_checkpointing_enable(
-    gradient_checkpointing_kwargs={"use_reentrant": False}
-)"""
-
-
-def _checkpointing(question: Question, settings: Settings) -> tuple[str, ...]:
-    if settings.activation_checkpointing is Checkpointing.FULL:
-        return (_CHECKPOINTING,)
-    return checkpointing(settings, varlen=is_varlen(question))
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)
 
 
 def script(question: Question, settings: Settings) -> str:
@@ -501,75 +463,22 @@ def script(question: Question, settings: Settings) -> str:
     dictionaries with ``input_ids`` and ``labels``; with packing of ``documents``,
     lists of tokens) and ``LEARNING_RATE`` are defined.
     """
-    sharded = by_plugin_of(question, settings)
-    work, casts = question.workload, policy(question, settings) if sharded else ""
+    sharded, optimizer = by_plugin_of(question, settings), question.workload.optimizer
     split = distributed_config(question, settings)
-    hook = ddp_reduce_dtype(question, settings)
-    collate, size = collate_code(question), question.cluster.world_size
     mask, masks = mask_code(question)
-    freeze, freezes = freeze_code(question)
-    on_cpu = question.cluster.gpu.device is Device.CPU and not (sharded or split)
+    call = optimizer_call(optimizer, "LEARNING_RATE")
     in_script = checkpoints_in_script(question, settings)
-    checkpoints = _checkpointing(question, settings) if in_script else ()
-    *peft, of_transformers = imports(question)
-    plugin = "FullyShardedDataParallelPlugin, " if casts else ""
-    reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
-    muon = work.optimizer is Optimizer.MUON
-    call = optimizer_call(work.optimizer, "LEARNING_RATE")
-    call = call.replace("model.parameters()", "list(groups.values())") if split else call
-    functions = [reduces, loss_code(question, settings), freeze, collate, mask]
-    functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
-    parts = (
-        "import torch",
-        "import torch.distributed as dist" if hook else None,
-        "from accelerate import Accelerator",
-        f"from accelerate.utils import {plugin}GradientAccumulationPlugin",
-        *peft,
-        "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
-        "from torch.utils.data import DataLoader",
-        optimizer_import(work.optimizer) or None,
-        of_transformers,
-        "from transformers.distributed import DistributedConfig" if split else None,
-        *(checkpointing_imports(settings) if in_script else ()),
-        "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
-        "",
-        "accelerator = Accelerator(",
-        "    cpu=True," if on_cpu else None,
-        "    gradient_accumulation_plugin=GradientAccumulationPlugin(",
-        f"        num_steps={settings.gradient_accumulation_steps},",
-        f"        sync_each_batch={settings.sync_each_batch},",
-        "    ),",
-        _PLUGIN.format(casts=casts) if casts else None,
-        ")",
-        # without its file, or on other devices, a script would train alone without a word
-        'assert accelerator.is_fsdp2, "accelerate shards with the file, and on GPUs only"'
-        if sharded
-        else None,
-        *(
-            f"assert accelerator.parallelism_config.{name} == {ranks}"
-            for name, ranks in {"tp_size": settings.tp_size, "cp_size": settings.cp_size}.items()
-            if ranks > 1
-        ),
-        f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
-        "",
-        *loading_code(question, split),
-        "model.train()",
-        use_loss(question, settings) or None,
-        freezes or None,
-        *checkpoints,
-        adapter_code(question, checkpointed=bool(checkpoints)) or None,
-        *((_GROUPS,) if split else ()),
-        f"optimizer{'s' * muon} = {call}",
-        f"# {batch_text(question, settings)}",
-        f"# of {work.sequence_length} tokens each",
-        f"# {labels}" if (labels := labels_text(question)) else None,
-        f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size}"
-        + (", collate_fn=collate)" if collate else ")"),
-        "model, batches, *optimizers = accelerator.prepare(model, batches, *optimizers)"
-        if muon
-        else "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
-        # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
-        "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        loop_code(question, settings, masks),
+    how = settings.activation_checkpointing if in_script else Checkpointing.NONE
+    return rendered(
+        "script.py.j2",
+        question,
+        settings,
+        how=how,
+        varlen=is_varlen(question),
+        on_cpu=question.cluster.gpu.device is Device.CPU and not (sharded or split),
+        sharded=sharded,
+        casts=policy(question, settings) if sharded else "",
+        optimizer=call.replace("model.parameters()", "list(groups.values())") if split else call,
+        mask=mask,
+        masks=masks,
     )
-    return "\n".join(part for part in parts if part is not None)

@@ -14,12 +14,12 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles import deepspeed as engine
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fine_tuning import (
-    UNCOUNTED,
     adapter,
     deepspeed,
     optimizer_of,
+    uncounted,
 )
 from tuner.launchfiles.fsdp import FSDP1, NO_SHARD, fsdp1_sharding, layer_class, reshards
 from tuner.launchfiles.trainer import OPTIMIZERS
@@ -27,58 +27,6 @@ from tuner.launchfiles.trainer import OPTIMIZERS
 NAME = "axolotl"
 MARKS = frozenset({"base_model", "sequence_len"})
 
-# What asks for another training step than is predicted.
-_OTHER_STEP: Mapping[str, str] = {
-    "rl": "other training than on given answers is not predicted",
-    "ebft": "answers are generated in training, which is not predicted",
-    "diffusion": "diffusion models of language are not predicted",
-}
-# Values of ``rl``, and what their steps have beside (trl's trainers, which axolotl runs).
-_REFERENCE = (
-    "a reference model is held beside it, or is run with the adapter off, and a row has pairs of"
-    " answers: not predicted"
-)
-_GENERATED = "answers are generated in training and scored: not predicted"
-_RL: Mapping[str, str] = {
-    **dict.fromkeys(("dpo", "ipo"), _REFERENCE),
-    "kto": "a reference model is held beside it, or is run with the adapter off: not predicted",
-    **dict.fromkeys(("orpo", "simpo"), "a row has pairs of answers: not predicted"),
-    **dict.fromkeys(("grpo", "gdpo", "ebft"), _GENERATED),
-}
-# Of no effect on memory and speed of a training step, as far as they are predicted.
-_NO_EFFECT = re.compile(
-    r"(wandb|mlflow|comet|swanlab|trackio|otel|hub|save|saves|eval|evals|evaluation|logging|lr|"
-    r"cosine|warmup|adam|dataset|datasets|test_datasets|pretraining|tokenizer|chat|early_stopping"
-    r"|loss_watchdog|curriculum|shuffle|streaming|jagged|kto|orpo|special|val|resume|auto_resume"
-    r"|relora|lisa|eaft|gptq|llmcompressor|trl|vllm|dpo|rl|simpo|cpo|ray|expert_parallel_num"
-    r"|expert_parallel_token|swa|profiler|experimental|do|gc|include|float|hf)_\w+"
-    r"|datasets|test_datasets|pretraining_dataset|special_tokens|tokens|eot_tokens|learning_rate"
-    r"|weight_decay|num_epochs|max_steps|seed|output_dir|max_grad_norm|tf32|strict|debug"
-    r"|group_by_length|train_on_inputs|skip_prepare_dataset|remove_unused_columns|use_tensorboard"
-    r"|use_wandb|use_swanlab|use_otel_metrics|trust_remote_code|device_map|low_cpu_mem_usage"
-    r"|local_rank|pad_to_sequence_len|min_sample_len|revision_of_model|base_model_\w+|eta_min"
-    r"|is_\w+_derived_model|ddp_timeout|ddp_bucket_cap_mb|chat_template\w*|default_system_message"
-    r"|eager_attention|reinit_weights|flash_optimum|max_packed_sequence_len|cls_model_config"
-    r"|center_rewards_coefficient|lora_fan_in_fan_out|lora_model_dir|peft_use_rslora|peft|ddp|batch"
-    r"|sample_packing_\w+|flex_attn_compile_kwargs|torch_compile_\w+|model_quantization_config_\w+"
-    r"|lora_dropout|lora_alpha|lora_r|full_finetune|type_of_model|unsloth_\w+|test_value"
-    r"|llama4_linearized|nvfp4_merge_aware|merge_lora|process_reward_model|num_labels|xformers_\w+"
-    r"|sdp_attention|flex_attention|s2_attention|noisy_embedding_alpha|neftune_noise_alpha"
-    r"|model_config|lora_on_cpu|use_ray|trl|vllm|use_eaft"
-)
-# Looked at by :func:`read`.
-_READ = frozenset({
-    "base_model", "sequence_len", "micro_batch_size", "gradient_accumulation_steps", "batch_size",
-    "lora_modules_to_save",
-    "adapter", "lora_target_modules", "lora_target_linear", "load_in_4bit", "load_in_8bit",
-    "bnb_config_kwargs", "optimizer", "bf16", "bfloat16", "fp16", "float16", "torch_dtype", "fsdp",
-    "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type", "deepspeed",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading",
-    "sample_packing", "eval_sample_packing", "attn_implementation", "flash_attention",
-    "liger_fused_linear_cross_entropy", "cut_cross_entropy", "plugins", "accelerator_config",
-    "dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "model_type", "reward_model",
-    "pretrain_multipack_attn",
-})  # fmt: skip
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 _FLASH = ("flash_attention_2", "flash_attention_3", "kernels-community/vllm-flash-attn3")
@@ -155,30 +103,28 @@ def read(values: Mapping[str, Any]) -> Found:
     )
 
 
-def _has_no_effect(name: str) -> bool:
-    return _NO_EFFECT.fullmatch(name) is not None
-
-
 def _pass_over(fields: Fields) -> None:
     """Notes fields that no figure takes into account, and those that nothing is known of; refuses
     those that are nearly one that is read."""
-    others = {name: one for name, one in fields.values.items() if not _has_no_effect(str(name))}
-    Fields(others).refuse_misspelt(_READ | UNCOUNTED.keys() | _OTHER_STEP.keys())
+    known, effects = known_fields()["axolotl"], uncounted()
+    other_step, pattern = known["other_step"], known["no_effect"].replace("\n", "")
+    unknown = {n: one for n, one in fields.values.items() if not re.fullmatch(pattern, str(n))}
+    Fields(unknown).refuse_misspelt({*known["read"], *effects, *other_step})
     for name, value in fields.values.items():
         if name not in fields or value is False or (value == 1 and value is not True):
             continue
-        if name in _READ and name != "plugins":
+        if name in known["read"] and name != "plugins":
             continue
-        if why := _OTHER_STEP.get(name):
-            why = _RL.get(str(value), why) if name == "rl" else why
+        if why := other_step.get(name):
+            why = known["rl"].get(str(value), why) if name == "rl" else why
             fields.pass_over(name, why, rules_out=True)
-        elif why := UNCOUNTED.get(name, ""):
+        elif why := effects.get(name, ""):
             fields.pass_over(name, why)
         elif name == "plugins":
             for plugin in fields.words(name):
                 if plugin.endswith("DiffusionPlugin"):
-                    fields.pass_over(name, _OTHER_STEP["diffusion"], plugin, rules_out=True)
-        elif not _has_no_effect(name):
+                    fields.pass_over(name, other_step["diffusion"], plugin, rules_out=True)
+        elif name in unknown:
             fields.pass_over(name, "is not known here, and may change memory and speed")
 
 
@@ -229,6 +175,8 @@ def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
 
 def _read_adapter(fields: Fields) -> dict[str, Any] | None:
     kind = fields.values.get("adapter")
+    if kind == "qlora" and fields.flag("load_in_8bit"):
+        raise fields.error("load_in_8bit", "is not loaded by adapter: qlora, which takes four bits")
     if kind in (None, "", False):
         if fields.flag("load_in_8bit") or fields.flag("load_in_4bit"):
             effect = "the model is loaded in fewer bits, and trained as a whole in bf16 here"
@@ -311,3 +259,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
             **({"activation_checkpointing": recomputes} if by_fsdp else {}),
         }
     return found
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)

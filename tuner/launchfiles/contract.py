@@ -100,6 +100,9 @@ class Format:
     beside: Callable[[Question, Settings], tuple[str, ...]] = lambda question, settings: ()
     """What must be done beside the file, one sentence each, with lines of code below some: of files
     without comments, which cannot say it themselves."""
+    script_sets: Callable[[Question, Settings], tuple[str, ...]] = lambda question, settings: ()
+    """Knobs, as ``name=value``, that no field of the file holds: they are in force only if the
+    training script sets them, as the file's comments show."""
     for_programs: bool = False
     """True where people hardly ever read it: pages then show no text of it."""
     merge: Callable[[str, str], str] | None = None
@@ -140,21 +143,20 @@ def fsdp2(launcher: str, question: Question, settings: Settings, framework: str)
 
     ``framework`` is the one whose answers the launcher can run.
     """
-    if settings.sharding is Sharding.ZERO1:
-        return (
-            f"{launcher} cannot shard the optimizer state alone (zero1); ask again with"
-            f" --framework {framework}"
-        )
     within = question.cluster.gpus_per_node // settings.tp_size
-    if settings.sharding is Sharding.HYBRID_SHARD and within == 1:
-        what = "GPU" if not settings.splits_layers else "data-parallel rank"
-        return (
-            f"hybrid_shard shards within a node, and a node has one {what} here; ask again with"
-            " --knob sharding=ddp,shard_grad_op,full_shard"
-        )
-    if settings.cpu_offload and not is_sharded(question, settings):
-        return f"{launcher} offloads to the CPU only what it shards; ask for another sharding"
-    return None
+    what = "data-parallel rank" if settings.splits_layers else "GPU"
+    return first(
+        settings.sharding is Sharding.ZERO1
+        and f"{launcher} cannot shard the optimizer state alone (zero1); ask again with"
+        f" --framework {framework}",
+        settings.sharding is Sharding.HYBRID_SHARD
+        and within == 1
+        and f"hybrid_shard shards within a node, and a node has one {what} here; ask again with"
+        " --knob sharding=ddp,shard_grad_op,full_shard",
+        settings.cpu_offload
+        and not is_sharded(question, settings)
+        and f"{launcher} offloads to the CPU only what it shards; ask for another sharding",
+    )
 
 
 def tensors(
@@ -164,33 +166,42 @@ def tensors(
     of accelerate or the Trainer have transformers' plans."""
     if not settings.splits_layers:
         return None
-    if question is not None and question.framework.puts_off:
-        sharded = has_data_parallel_ranks(question, settings)
-        if settings.cpu_offload:
-            return (
-                "no offload is written beside tensor parallelism; ask again with --knob tp_size=1"
-            )
-        if not sharded or settings.sharding is Sharding.FULL_SHARD:
-            return None
+    if question is None or not question.framework.puts_off:
         return (
-            "transformers shards what it splits, and in no other way than full_shard; ask again"
-            " with --knob sharding=full_shard"
+            f"no tensor parallelism is written for {launcher}, and these settings have"
+            f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or --framework"
+            f" {framework}"
         )
-    return (
-        f"no tensor parallelism is written for {launcher}, and these settings have"
-        f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or --framework {framework}"
+    return first(
+        settings.cpu_offload
+        and "no offload is written beside tensor parallelism; ask again with --knob tp_size=1",
+        has_data_parallel_ranks(question, settings)
+        and settings.sharding is not Sharding.FULL_SHARD
+        and "transformers shards what it splits, and in no other way than full_shard; ask again"
+        " with --knob sharding=full_shard",
     )
+
+
+# Releases of torch whose fused AdamW takes parameters on a CPU (pull request 123074; 2.3's
+# ``_get_fused_kernels_supported_devices`` in utils/_foreach_utils.py names none, and
+# ``AdamW.__init__`` ends with "`fused=True` requires all the params to be floating point Tensors of
+# supported devices").
+FUSED_ON_CPU = ">=2.4"
 
 
 def lacking(
     launcher: str, question: Question, settings: Settings, *parts: str, framework: str = ""
 ) -> str | None:
     """Refuses the first of some parts of a step that a launcher's files cannot say: ``pipelines``,
-    ``rings``, ``fused_loss``, ``adapters`` (and frozen parts) or ``packing``.
+    ``rings``, ``fused_loss``, ``liger`` (its kernels, where files carry the chunked loss),
+    ``adapters`` (and frozen parts) or ``packing``; or that cannot run: ``varlen`` by FlashAttention
+    on a CPU, and ``fused_adamw`` of parameters there, where torch would end with an error.
 
     ``framework`` is the one whose answers have no pipelines.
     """
-    work = question.workload
+    work, own = question.workload, question.script is not None
+    variant = None if work.packing is None else work.packing.variant
+    old = question.framework.too_old("torch", FUSED_ON_CPU)
     said = {
         "pipelines": settings.pp_size > 1
         and f"{launcher} runs no pipeline stages, and these settings have"
@@ -202,74 +213,45 @@ def lacking(
         "fused_loss": settings.fused_loss
         and f"{launcher} cannot be told to compute the loss part by part, and these settings have"
         " fused_loss=true; ask again with --knob fused_loss=false",
-        "adapters": (work.adapter is not None or work.frozen)
+        "adapters": (work.adapter is not None or bool(work.frozen))
         and f"no {'adapter is' if work.adapter else 'frozen parts are'} written for {launcher}, and"
         " the study has such; ask again with --framework accelerate, or trainer with --knob"
         " sharding=ddp",
-        "packing": (question.script is None and work.packing is not None)
+        "liger": settings.fused_loss
+        and not own
+        and usual_loss_kernel(question.framework.name) is LossKernel.LIGER
+        and f"the study's loss is computed by Liger's kernels, and {launcher} carries another; take"
+        " the format trainer, or ask again with --framework accelerate or --knob fused_loss=false",
+        "packing": (not own and variant is not None)
         and f"no packing is written for {launcher}, and the study packs its sequences; take the"
         " format accelerate, or trainer",
-    }
-    return next((text for part in parts if isinstance(text := said[part], str)), None)
-
-
-def liger(launcher: str, question: Question, settings: Settings) -> str | None:
-    """Refuses the loss of Liger's kernels for launchers whose files carry the chunked one."""
-    if question.script is not None or not settings.fused_loss:
-        return None
-    if usual_loss_kernel(question.framework.name) is not LossKernel.LIGER:
-        return None
-    return (
-        f"the study's loss is computed by Liger's kernels, and {launcher} carries another; take the"
-        " format trainer, or ask again with --framework accelerate or --knob fused_loss=false"
-    )
-
-
-# Releases of torch whose fused AdamW takes parameters on a CPU (pull request 123074; 2.3's
-# ``_get_fused_kernels_supported_devices`` in utils/_foreach_utils.py names none, and
-# ``AdamW.__init__`` ends with "`fused=True` requires all the params to be floating point Tensors of
-# supported devices").
-FUSED_ON_CPU = ">=2.4"
-
-
-def fused_optimizer(question: Question) -> str | None:
-    """Refuses fused AdamW of parameters on a CPU, where torch would end with an error."""
-    old = question.framework.too_old("torch", FUSED_ON_CPU)
-    fuses = question.script is None and question.workload.optimizer is Optimizer.ADAMW_FUSED
-    if not fuses or not old:
-        return None
-    return (
-        f"torch {old} has no fused AdamW of parameters on a CPU, where they are as the"
+        "varlen": variant is PackingVariant.VARLEN
+        and not own
+        and question.cluster.gpu.device is Device.CPU
+        and "FlashAttention's library, which packing varlen is for, has no kernels for a CPU; ask"
+        " again with --packing position_ids",
+        "fused_adamw": work.optimizer is Optimizer.ADAMW_FUSED
+        and not own
+        and old
+        and f"torch {old} has no fused AdamW of parameters on a CPU, where they are as the"
         " optimizer is made; ask again with --optimizer adamw or --framework-version"
-        f" torch={FUSED_ON_CPU.strip('>=')}"
-    )
-
-
-def varlen(question: Question) -> str | None:
-    """Refuses what FlashAttention's library would have to do on a CPU."""
-    found, device = question.workload.packing, question.cluster.gpu.device
-    is_varlen = found is not None and found.variant is PackingVariant.VARLEN
-    if question.script is not None or not is_varlen or device is not Device.CPU:
-        return None
-    return (
-        "FlashAttention's library, which packing varlen is for, has no kernels for a CPU; ask again"
-        " with --packing position_ids"
-    )
+        f" torch={FUSED_ON_CPU.strip('>=')}",
+    }
+    return first(*(said[part] for part in parts))
 
 
 def own_script(what: str, question: Question) -> str | None:
     """Refuses files that say more of a training step than is known of a user's own script."""
-    if question.script is None:
-        return None
-    return (
-        f"{what}, and the study is of a script of your own; launch the script by its own command,"
-        " which tuner studies show tells"
+    return first(
+        question.script is not None
+        and f"{what}, and the study is of a script of your own; launch the script by its own"
+        " command, which tuner studies show tells"
     )
 
 
-def first(*reasons: str | None) -> str | None:
-    """The first reason there is."""
-    return next(filter(None, reasons), None)
+def first(*reasons: str | bool | None) -> str | None:
+    """The first reason there is, among what does not hold."""
+    return next((one for one in reasons if one and isinstance(one, str)), None)
 
 
 PREFIX = "TUNED_"

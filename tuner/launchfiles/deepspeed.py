@@ -31,7 +31,7 @@ from tuner.launchfiles.contract import (
     told,
     written,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 from tuner.launchfiles.fsdp import DTYPES, weights
 
 FILE_NAME = "deepspeed.json"
@@ -88,9 +88,11 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    stage, precision = stage_of(settings, question.cluster), question.workload.precision
-    own = question.framework.name is FrameworkName.DEEPSPEED
-    reason = refusals.first(
+    work, stack = question.workload, question.framework
+    stage, own = stage_of(settings, question.cluster), stack.name is FrameworkName.DEEPSPEED
+    always = stage >= 2
+    when = "after every micro-batch" if always else "at the end of an accumulation only"
+    return refusals.first(
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.lacking(
@@ -98,47 +100,35 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         ),
         refusals.lacking("DeepSpeed's file", question, settings, "fused_loss"),
         refusals.lacking("DeepSpeed", question, settings, "adapters", "packing"),
+        settings.sharding is Sharding.HYBRID_SHARD
+        and not own
+        and "ZeRO has no equivalent of hybrid_shard; ask again with --framework deepspeed, or"
+        " --knob sharding=ddp,shard_grad_op,full_shard",
+        work.optimizer is Optimizer.ADAMW_8BIT
+        and "ZeRO partitions no optimizer state of torchao's 8-bit AdamW; ask again with"
+        " --optimizer adamw",
+        work.optimizer not in (*_ADAMW, Optimizer.SGD)
+        and f"what ZeRO does with {work.optimizer}, whose state is not of the parameters' shapes,"
+        " is not known here; ask again with --optimizer adamw",
+        settings.cpu_offload
+        and stage != 3
+        and not own
+        and "ZeRO offloads parameters in stage 3 only; ask again with --knob sharding=full_shard",
+        own
+        and (why := uncovered_settings(work, stack, question.cluster, settings))
+        and f"of {stack.name}: {why}",
+        work.precision is Precision.BF16
+        and stage == 0
+        and "without ZeRO, DeepSpeed's bf16 keeps fp32 weights and optimizer state; ask again with"
+        " --precision bf16_mixed, or with --knob sharding=shard_grad_op,full_shard",
+        settings.activation_checkpointing not in (Checkpointing.NONE, Checkpointing.FULL)
+        and "checkpointing is the script's own with DeepSpeed, which this file cannot say; ask"
+        " again with --knob activation_checkpointing=none,full",
+        sync_acts(question, settings)
+        and settings.sync_each_batch is not always
+        and f"DeepSpeed reduces gradients {when} in ZeRO {stage}, whatever it is told; ask again"
+        f" with --knob sync_each_batch={str(always).lower()}",
     )
-    if reason is not None:
-        return reason
-    if settings.sharding is Sharding.HYBRID_SHARD and not own:
-        return (
-            "ZeRO has no equivalent of hybrid_shard; ask again with --framework deepspeed, or"
-            " --knob sharding=ddp,shard_grad_op,full_shard"
-        )
-    if question.workload.optimizer is Optimizer.ADAMW_8BIT:
-        return (
-            "ZeRO partitions no optimizer state of torchao's 8-bit AdamW; ask again with"
-            " --optimizer adamw"
-        )
-    if question.workload.optimizer not in (*_ADAMW, Optimizer.SGD):
-        return (
-            f"what ZeRO does with {question.workload.optimizer}, whose state is not of the"
-            " parameters' shapes, is not known here; ask again with --optimizer adamw"
-        )
-    if settings.cpu_offload and stage != 3 and not own:
-        return "ZeRO offloads parameters in stage 3 only; ask again with --knob sharding=full_shard"
-    work, stack = question.workload, question.framework
-    if own and (why := uncovered_settings(work, stack, question.cluster, settings)):
-        return f"of {stack.name}: {why}"
-    if precision is Precision.BF16 and stage == 0:
-        return (
-            "without ZeRO, DeepSpeed's bf16 keeps fp32 weights and optimizer state; ask again with"
-            " --precision bf16_mixed, or with --knob sharding=shard_grad_op,full_shard"
-        )
-    if settings.activation_checkpointing not in (Checkpointing.NONE, Checkpointing.FULL):
-        return (
-            "checkpointing is the script's own with DeepSpeed, which this file cannot say; ask"
-            " again with --knob activation_checkpointing=none,full"
-        )
-    always = stage >= 2
-    if sync_acts(question, settings) and settings.sync_each_batch is not always:
-        when = "after every micro-batch" if always else "at the end of an accumulation only"
-        return (
-            f"DeepSpeed reduces gradients {when} in ZeRO {stage}, whatever it is told; ask again"
-            f" with --knob sync_each_batch={str(always).lower()}"
-        )
-    return None
 
 
 def _sizes(stage: int, zero: Zero = DEFAULTS) -> dict[str, Any]:
@@ -395,6 +385,9 @@ def _read_precision(fields: Fields) -> tuple[str, ...]:
     return ("bf16" if all(narrow.values()) else "bf16_mixed",)
 
 
-def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say the settings, in a file that has ``values``."""
-    return configuration(question, settings)
+READER = Reader(
+    name=NAME,
+    marks=MARKS,
+    read=read,
+    tuned=lambda question, settings, values: configuration(question, settings),
+)

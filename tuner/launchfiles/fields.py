@@ -1,9 +1,12 @@
 """The fields of a configuration file, each taken by its kind or refused by its path."""
 
 import sys
-from collections.abc import Collection, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from tuner.core.configuration import Settings
@@ -19,6 +22,13 @@ LARGEST = 2**31 - 1
 # Likeness of names (difflib's ratio) from which one is taken for a slip of the other; no field of
 # ``TrainingArguments`` is so like one that is read.
 LIKE = 0.88
+
+
+@cache
+def known_fields() -> Mapping[str, Mapping[str, Any]]:
+    """What is known of fields by their names alone, by program: ``fields.toml``."""
+    text = files("tuner.launchfiles").joinpath("fields.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 class Fields:
@@ -225,3 +235,17 @@ class Found:
     def notes_beside(self, knobs: Collection[str]) -> tuple[str, ...]:
         """The notes, with what is taken for granted of other knobs than these."""
         return (*self.notes, *(one for name, one in self.assumed.items() if name not in knobs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads one program's files, and says what an answer changes in them. Both are pure."""
+
+    name: str
+    marks: frozenset[str] = frozenset()
+    """Fields that other files do not have."""
+    read: Callable[[Mapping[str, Any]], Found]
+    """Raises ``UsageError`` for a field."""
+    tuned: Callable[[Question, Settings, Mapping[str, Any]], dict[str, Any]] | None = None
+    """The fields that say the settings, in a file that has these values; ``None`` of files that are
+    exported anew."""

@@ -1,76 +1,40 @@
-"""What files of fine-tuning programs say alike: adapters, optimizers, another engine."""
+"""Files of fine-tuning programs: adapters, optimizers and another engine, which all say alike, and
+those of LLaMA-Factory and TRL, which are ``TrainingArguments`` and more.
+
+Fields are those of LLaMA-Factory 0.9.4 (``src/llamafactory/hparams/``): layers are checkpointed
+unless that is turned off (``disable_gradient_checkpointing`` in model_args.py), and what is trained
+is kept in fp32 unless ``pure_bf16`` (``init_adapter`` in model/adapter.py). TRL's are of 1.14, in
+YAML or as a script's command line: ``SFTConfig`` in trl/trainer/sft_config.py, whose defaults
+differ from ``TrainingArguments`` in that layers are checkpointed and numbers are bf16, and
+``ModelConfig`` in trl/trainer/model_config.py.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tuner.core.adapter import ALL_LINEAR
-from tuner.core.configuration import Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles import trainer
-from tuner.launchfiles.fields import ABSENT, Fields, Found
+from tuner.launchfiles.fields import ABSENT, Fields, Found, Reader, known_fields
 
-KERNELS = "these kernels are not predicted: mostly faster, with less memory"
-FEWER_GRADIENTS = "parts are frozen, and counted as trained: less memory and time than predicted"
 OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
 
 OTHER_STEP = "other training than on given answers, which is not predicted"
-_DORA = "weights are decomposed: more memory and time than predicted"
-_COMPILED = "compiled models are not predicted: mostly faster, with less memory"
-_EIGHT_BITS = "products in 8 bits are not predicted: faster on GPUs that have them"
-# Fields of such programs, and of the Trainer, that no figure takes into account, and what each may
-# change; a program of which one is read passes over it.
-UNCOUNTED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
-         "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope",
-         "liger_rms_norm_gated", "liger_swiglu", "flash_attn_rms_norm", "flash_attn_fuse_mlp",
-         "flash_attn_cross_entropy", "fused_attn_kernel", "gemma4_hybrid_attn_impl",
-         "use_dsv4_kernels", "use_glm_dsa_kernels", "tiled_mlp", "use_unsloth",
-         "enable_liger_kernel", "use_v1_kernels"), KERNELS,
-    ),
-    **dict.fromkeys(
-        ("use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
-         "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
-        "experts are computed by other kernels, mostly faster",
-    ),
-    "lora_target_parameters": "experts are adapted too: more memory and time than predicted",
-    "quantize_moe_experts": "experts are kept in fewer bits: less memory than predicted",
-    **dict.fromkeys(
-        ("unfrozen_parameters", "freeze_mm_modules", "lisa_n_layers", "use_badam"),
-        FEWER_GRADIENTS,
-    ),
-    "relora": "adapters are merged now and then, and begin anew",
-    "qat": "weights are quantized in forward: slower than predicted",
-    **dict.fromkeys(
-        ("context_parallel_size", "sequence_parallel_degree"),
-        "sequences are split over GPUs, and are predicted whole",
-    ),
-    "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
-    "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
-    "model_quantization_config": "the model is loaded in another number format",
-    "ddp_find_unused_parameters": "DDP looks for unused parameters in each step: slower",
-    "resize_token_embeddings_to_32x": "the vocabulary becomes a little larger",
-    "use_onebitllms": "weights of few bits are not predicted",
-    "processor_type": "images and sounds are not counted: figures are of the language model alone",
-    "overrides_of_model_config": "the model's shape may be another",
-    "peft_use_dora": _DORA, "use_dora": _DORA,
-    "fp8": _EIGHT_BITS, "enable_fp8": _EIGHT_BITS,
-    "torch_compile": _COMPILED, "torch_compile_backend": _COMPILED,
-    "freeze_vision_tower": "images are not counted: figures are of the language model alone",
-    **dict.fromkeys(("use_galore", "use_apollo", "use_adam_mini"),
-                    "this optimizer is not predicted"),
-    "mixture_of_depths": "layers are passed over: less memory and time than predicted",
-    "shift_attn": "attention is shorter than predicted",
-    **dict.fromkeys(("activation_offloading", "use_unsloth_gc"),
-                    "kept activations wait on the host: less memory, mostly slower"),
-    "fp16": "fp16 is not predicted: the figures are of bf16, whose numbers are as large",
-    "auto_find_batch_size": "the Trainer makes the batch smaller where memory runs out",
-    "parallelism_config": "is not predicted: each model is on one GPU, or sharded",
-}  # fmt: skip
+
+
+@cache
+def uncounted() -> Mapping[str, str]:
+    """What fields of such programs, and of the Trainer, may change that no figure counts."""
+    effects = known_fields()["uncounted"]
+    return {name: effect for effect, names in effects.items() for name in names}
+
 
 # Optimizers that are not predicted, with what they are counted as.
 _LIKE = (
@@ -118,6 +82,9 @@ def adapter(
         targets: the field of linear layers: their names, a pattern, or ``all-linear``; they are
             all taken where it is empty.
     """
+    if four_bits and eight_bits:
+        allowed = "cannot stand beside four bits: a frozen model is loaded in one of the two"
+        raise fields.error(eight_bits, allowed)
     found: dict[str, Any] = {
         "method": "qlora" if four_bits else "lora",
         "rank": fields.whole(rank, defaults[0]),
@@ -135,18 +102,14 @@ def adapter(
     return found
 
 
-def pass_over_known(fields: Fields) -> None:
-    """Notes the fields of :data:`UNCOUNTED` that are there."""
-    for name, effect in UNCOUNTED.items():
+def _pass_over_known(fields: Fields) -> None:
+    for name, effect in uncounted().items():
         if name in fields and fields.values[name] not in (False, "false", "none", 0):
             fields.pass_over(name, effect)
 
 
-def packed(fields: Fields, is_packed: bool, variant: str, name: str, value: object) -> Any:
-    """What packs documents; of rows that are ``is_packed`` without a ``variant`` a field is noted
-    by which they are."""
-    if not is_packed:
-        return None
+def _packed(fields: Fields, variant: str, name: str, value: object) -> dict[str, str] | None:
+    """What packs documents; without a ``variant`` a field is noted by which they are one."""
     if variant:
         return {"variant": variant}
     effect = "documents of a row see each other: counted as one, which they are there"
@@ -154,7 +117,7 @@ def packed(fields: Fields, is_packed: bool, variant: str, name: str, value: obje
     return None
 
 
-def of_trainer(
+def _of_trainer(
     fields: Fields,
     *,
     format_name: str,
@@ -165,27 +128,17 @@ def of_trainer(
     packing: Mapping[str, Any] | None,
     mixes: bool,
     bf16: bool = False,
-    reads: frozenset[str],
+    reads: Collection[str],
 ) -> Found:
-    """What a file of ``TrainingArguments`` and more says.
-
-    Args:
-        fields: the file's.
-        format_name: whose file it is.
-        knobs: those that the program says in its own way.
-        model: its name.
-        length: tokens of a sequence.
-        adapter: what is trained in the model's place.
-        packing: how documents lie in a sequence.
-        mixes: whether what is trained is kept in fp32.
-        bf16: whether numbers are bf16 unless that is said.
-        reads: fields that the program has beside the Trainer's, and that are looked at.
-    """
-    fields.refuse_misspelt(reads | trainer.READ | UNCOUNTED.keys())
+    """What a file of ``TrainingArguments`` and more says: ``knobs`` in the program's own way, what
+    is kept in fp32 if it ``mixes``, numbers in ``bf16`` unless that is said, and the fields that it
+    ``reads`` beside the Trainer's."""
+    known = known_fields()["trainer"]
+    fields.refuse_misspelt({*reads, *known["read"], *known["refused"], *uncounted()})
     own = {
         name: value
         for name, value in fields.values.items()
-        if name in trainer.READ and name not in ("optim", "deepspeed", *trainer.REFUSED)
+        if name in known["read"] and name not in ("optim", "deepspeed")
     }
     optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
     by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}
@@ -279,3 +232,132 @@ def deepspeed(fields: Fields) -> dict[str, Any]:
         fields.pass_over("zero_optimization.offload_optimizer", effect, "cpu")
         offloads = False
     return {"sharding": str(kind), "cpu_offload": offloads}
+
+
+def _read_llama_factory(values: Mapping[str, Any]) -> Found:
+    fields = Fields(values)
+    _pass_over_known(fields)
+    if str(fields.values.get("stage") or "sft") not in ("sft", "pt"):
+        fields.pass_over("stage", OTHER_STEP, rules_out=True)
+    kind = str(fields.values.get("finetuning_type") or "lora").lower()
+    if kind == "freeze":
+        fields.pass_over("finetuning_type", uncounted()["use_badam"], kind)
+    elif kind not in ("lora", "full"):
+        effect = "this adapter is not predicted, and counted as lora"
+        fields.pass_over("finetuning_type", effect, kind)
+    is_whole, bits = kind in ("full", "freeze"), fields.values.get("quantization_bit")
+    trained = None
+    if not is_whole:
+        rank = fields.whole("lora_rank", 8) or 8
+        trained = adapter(
+            fields,
+            four_bits=bits == 4,
+            eight_bits="quantization_bit" if bits == 8 else "",
+            double=fields.flag("double_quantization", default=True),
+            rank="lora_rank",
+            saved="additional_target",
+            defaults=(8, 2 * rank, 0.0),
+            targets="lora_target",
+        )
+    neat = fields.flag("neat_packing")
+    packing = None
+    if neat or fields.flag("packing"):
+        packing = _packed(fields, "block_diagonal" if neat else "", "packing", True)
+    checkpoints = not fields.flag("disable_gradient_checkpointing")
+    full = str(Checkpointing.FULL if checkpoints else Checkpointing.NONE)
+    return _of_trainer(
+        fields,
+        format_name="llama-factory",
+        knobs={"activation_checkpointing": full},
+        model=fields.text("model_name_or_path"),
+        length=fields.whole("cutoff_len", 2048),
+        adapter=trained,
+        packing=packing,
+        mixes=not fields.flag("pure_bf16"),
+        reads=known_fields()["llama-factory"]["read"],
+    )
+
+
+def _read_trl(values: Mapping[str, Any]) -> Found:
+    fields = Fields(values)
+    _pass_over_known(fields)
+    for name in known_fields()["trl"]["others"]:
+        if name in fields and fields.values[name] not in ("nll", "dft", "chunked_nll"):
+            fields.pass_over(name, OTHER_STEP, rules_out=True)
+    trained = None
+    four, eight = fields.flag("load_in_4bit"), fields.flag("load_in_8bit")
+    if fields.flag("use_peft"):
+        trained = adapter(
+            fields,
+            four_bits=four,
+            eight_bits="load_in_8bit" if eight else "",
+            double=fields.flag("use_bnb_nested_quant"),
+            rank="lora_r",
+            saved="lora_modules_to_save",
+            defaults=(16, 32, 0.05),
+            targets="lora_target_modules",
+        )
+    keeps_apart = str(fields.values.get("packing_strategy") or "bfd").startswith("bfd")
+    packing = None
+    if fields.flag("packing"):
+        packing = _packed(fields, "varlen" if keeps_apart else "", "packing_strategy", "wrapped")
+    is_on = fields.flag("gradient_checkpointing", default=True)
+    knobs = (
+        {}
+        if "gradient_checkpointing_kwargs" in fields
+        else {"activation_checkpointing": str(Checkpointing.FULL if is_on else Checkpointing.NONE)}
+    )
+    return _of_trainer(
+        fields,
+        format_name="trl",
+        knobs=knobs,
+        model=fields.text("model_name_or_path"),
+        length=fields.whole("max_length", 1024),
+        adapter=trained,
+        packing=packing,
+        mixes=str(fields.values.get("dtype", fields.values.get("torch_dtype"))) != "bfloat16",
+        bf16=not fields.flag("fp16"),
+        reads=known_fields()["trl"]["read"],
+    )
+
+
+def _arguments(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments that say the settings, in a file that has ``values``."""
+    # layers are checkpointed where no field says otherwise; figures are of torch's own sharding
+    arguments = {"gradient_checkpointing": True, **values, "deepspeed": None}
+    engine.check_sizes(values.get("deepspeed"), settings.all_values(), "the answer says")
+    return trainer.tuned(question, settings, arguments)
+
+
+def _tuned_llama_factory(
+    question: Question, settings: Settings, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    found = _arguments(question, settings, values)
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        found.pop(name, None)
+        found.pop(f"{name}_kwargs", None)
+    none = settings.activation_checkpointing is Checkpointing.NONE
+    return {**found, "disable_gradient_checkpointing": none or None}
+
+
+def _tuned_trl(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    found = _arguments(question, settings, values)
+    renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
+    return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}
+
+
+LLAMA_FACTORY = Reader(
+    name="llama-factory",
+    marks=frozenset({"finetuning_type", "cutoff_len"}),
+    read=_read_llama_factory,
+    tuned=_tuned_llama_factory,
+)
+TRL = Reader(
+    name="trl",
+    marks=frozenset({
+        "max_length", "use_peft", "packing", "padding_free", "assistant_only_loss",
+        "completion_only_loss",
+    }),
+    read=_read_trl,
+    tuned=_tuned_trl,
+)  # fmt: skip

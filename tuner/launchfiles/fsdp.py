@@ -18,37 +18,13 @@ from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles.contract import reduced_in
 from tuner.launchfiles.fields import Fields
 from tuner.model import ModelConfig
-
-# Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
-# ``_no_split_modules``.
-LAYER_CLASSES: Mapping[str, str] = {
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "mixtral": "MixtralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen2_moe": "Qwen2MoeDecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-    "gemma": "GemmaDecoderLayer",
-    "gemma2": "Gemma2DecoderLayer",
-    "gemma3_text": "Gemma3DecoderLayer",
-    "phi": "PhiDecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "gpt2": "GPT2Block",
-    "gpt_bigcode": "GPTBigCodeBlock",
-    "gpt_neox": "GPTNeoXLayer",
-    "granite": "GraniteDecoderLayer",
-    "granitemoe": "GraniteMoeDecoderLayer",
-    "mpt": "MptBlock",
-    "olmo2": "Olmo2DecoderLayer",
-    "smollm3": "SmolLM3DecoderLayer",
-}
+from tuner.model.fields import ARCHITECTURES, OTHER
 
 
 def layer_class(model: ModelConfig) -> str:
     """The class of a model's blocks; empty where it is not known."""
     known = model.known_type
-    return known.layer if known is not None else LAYER_CLASSES.get(model.model_type, "")
+    return known.layer if known is not None else ARCHITECTURES.get(model.model_type, OTHER).layer
 
 
 # Number formats as Python names them.
@@ -70,18 +46,6 @@ OPTIMIZERS: Mapping[Optimizer, tuple[str, str, str]] = {
         "transformers.optimization", "Adafactor", ", scale_parameter=False, relative_step=False"
     ),
 }  # fmt: skip
-# Muon and the AdamW beside it, which are two: the probe program's (workers/probe/optimizers.py).
-MAKE_MUON = '''\
-def make_optimizers(model, lr):
-    """Muon of the layers' matrices, and AdamW of what else is trained, if anything is."""
-    model = getattr(model, "module", model)  # inside of DistributedDataParallel
-    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
-    ends = {id(m.weight) for m in (*embeddings, model.get_output_embeddings())}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    hidden = [p for p in trained if p.ndim == 2 and id(p) not in ends]
-    rest = [p for p in trained if p.ndim != 2 or id(p) in ends]
-    others = [torch.optim.AdamW(rest, lr=lr)] if rest else []
-    return [torch.optim.Muon(hidden, lr=lr), *others]'''
 
 
 def optimizer_call(optimizer: Optimizer, rate: str) -> str:
@@ -106,30 +70,6 @@ def optimizer_needs(optimizer: Optimizer) -> str:
         return ""
     oldest = version_table().frameworks[FrameworkName.ACCELERATE].oldest[FOUR_BIT_PACKAGE]
     return f"{FOUR_BIT_PACKAGE} {oldest} or newer"
-
-
-# What selective checkpointing keeps, as in the probe program (workers/probe/checkpointing.py).
-_KEPT_OPERATORS = (
-    "mm.default",
-    "addmm.default",
-    "_grouped_mm.default",
-    "_scaled_dot_product_cudnn_attention.default",
-    "_scaled_dot_product_flash_attention.default",
-    "_scaled_dot_product_flash_attention_for_cpu.default",
-    "_scaled_dot_product_efficient_attention.default",
-)
-# And of FlashAttention's library, whose operators are there once the model is loaded with it.
-_KEPT_VARLEN = "torch.ops.flash_attn._flash_attn_varlen_forward.default"
-# A communication hook for DDP. torch's ``bf16_compress_hook`` does the same, but it is refused on a
-# CPU.
-REDUCE_HOOK = """\
-
-
-def reduce_gradients(group, bucket):
-    total = bucket.buffer().to({dtype}).div_(dist.get_world_size(group))
-    future = dist.all_reduce(total, group=group, async_op=True).get_future()
-    return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
-"""
 
 
 def weights(question: Question) -> ReduceDtype:
@@ -195,44 +135,6 @@ def options(question: Question, settings: Settings) -> dict[str, Any]:
         "cpu_ram_efficient_loading": adapter is None or not adapter.quantizes,
         "state_dict_type": "SHARDED_STATE_DICT",
     }
-
-
-def checkpointing_imports(settings: Settings) -> tuple[str, ...]:
-    """Imports of :func:`checkpointing`."""
-    how = settings.activation_checkpointing
-    if how is Checkpointing.SELECTIVE:
-        return ("from torch.utils.checkpoint import create_selective_checkpoint_contexts",)
-    if how is Checkpointing.EVERY_2:
-        return ("from transformers.modeling_layers import GradientCheckpointingLayer",)
-    return ()
-
-
-def checkpointing(settings: Settings, *, varlen: bool = False) -> tuple[str, ...]:
-    """Lines of code that checkpoint the layers of ``model``, with FlashAttention's kernel for
-    several documents if ``varlen``, as the probe program does."""
-    how = settings.activation_checkpointing
-    plain = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
-    if how is Checkpointing.OFFLOAD:  # layers' inputs wait for backward in pinned host memory
-        return (plain.replace(")", ", offload=True)"),)
-    if how is Checkpointing.SELECTIVE:
-        return (
-            "kept = [  # matrix products and attention; all else is computed again",
-            *(f"    torch.ops.aten.{name}," for name in _KEPT_OPERATORS),
-            *([f"    {_KEPT_VARLEN},"] if varlen else []),
-            "]",
-            "model.gradient_checkpointing_enable({",
-            '    "use_reentrant": False,',
-            '    "context_fn": lambda: create_selective_checkpoint_contexts(kept),',
-            "})",
-        )
-    if how is Checkpointing.EVERY_2:
-        return (
-            plain,
-            "layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]",
-            "for layer in layers[1::2]:",
-            "    layer.gradient_checkpointing = False",
-        )
-    return (plain,) if how is Checkpointing.FULL else ()
 
 
 def ring_variables(question: Question, settings: Settings) -> dict[str, str]:

@@ -1,12 +1,12 @@
 """Code that gives a model a loss that is not transformers' own, an adapter of peft, or packed
-batches, as the probe program does."""
+batches, as the probe program does; by ``templates/``."""
 
 import ast
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from textwrap import indent
+from typing import TYPE_CHECKING, Any
 
 from tuner.catalog.models import Task
 from tuner.catalog.versions import version_table
@@ -16,7 +16,17 @@ from tuner.core.framework import ADAPTER_PACKAGE, FOUR_BIT_PACKAGE, FrameworkNam
 from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Optimizer, Precision
-from tuner.launchfiles.fsdp import DTYPES, dtype_argument, loaded
+from tuner.launchfiles.contract import batch_text
+from tuner.launchfiles.fsdp import (
+    DTYPES,
+    ddp_reduce_dtype,
+    dtype_argument,
+    loaded,
+    optimizer_import,
+)
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # The first whose kernels are operators that torch knows by name (catalog/versions.toml).
 FLASH_NEEDED = "flash-attn 2.7 or newer"
@@ -66,54 +76,6 @@ def loss_code(question: Question, settings: Settings) -> str:
     return re.sub(shifted, r"\1", code)
 
 
-# What makes a micro-batch of rows, as ``batch_of`` in workers/probe/batches.py does.
-_COLLATED = {
-    PackingVariant.VARLEN: """\
-DataCollatorWithFlattening()(
-    [{"input_ids": one} for row in rows for one in row["documents"]]
-)""",
-    PackingVariant.POSITION_IDS: """\
-{
-    name: torch.cat([one[name] for one in packed])
-    for packed in [[
-        DataCollatorWithFlattening()([{"input_ids": one} for one in row["documents"]])
-        for row in rows
-    ]]
-    for name in packed[0]
-}""",
-    PackingVariant.PADDED: """\
-{
-    name: torch.tensor([
-        [*map(text, row["input_ids"])] + [padding] * (TOKENS - len(row["input_ids"]))
-        for row in rows
-    ])
-    for name, text, padding in (
-        ("input_ids", int, 0), ("labels", int, -100), ("attention_mask", lambda token: 1, 0)
-    )
-}""",
-}
-_COLLATE = '''\
-def collate(rows):
-    """A micro-batch of rows, each {what}."""
-    return {made}'''
-
-
-def loading_code(question: Question, distributed: str = "") -> tuple[str, ...]:
-    """Lines that load the model ``MODEL``, in four bits where it is quantized, or as transformers
-    splits it: ``distributed`` is :func:`distributed_config`."""
-    quantized = distributed and f"    distributed_config={distributed},"
-    quantized = quantized or _quantization(question)
-    dtype = f"{dtype_argument(question)}={DTYPES[loaded(question)]}"
-    return (
-        f"model = {question.workload.model.task.auto_class}.from_pretrained(",
-        f"    MODEL, {head_arguments(question)}{dtype},"
-        f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
-        *([quantized] if quantized else ()),
-        ")",
-        "model.config.use_cache = False",
-    )
-
-
 def distributed_config(question: Question, settings: Settings) -> str:
     """The argument by which transformers splits a model as it loads it, and shards it over the
     data-parallel ranks; empty where nothing splits it."""
@@ -123,48 +85,6 @@ def distributed_config(question: Question, settings: Settings) -> str:
     mixed = ranks > 1 and question.workload.precision is Precision.BF16_MIXED
     given = f"tp_size={settings.tp_size}, fsdp_size={ranks}"
     return f"DistributedConfig({given}{', fsdp_mixed_precision=True' if mixed else ''})"
-
-
-def _quantization(question: Question) -> str:
-    """The argument by which a model is loaded in four bits; empty where it is not.
-
-    All but linear layers, and the output head, is loaded in the format that weights are packed in,
-    in which they are multiplied too; by default bitsandbytes' format of computing is fp32.
-    """
-    adapter = question.workload.adapter
-    if adapter is None or not adapter.quantizes:
-        return ""
-    dtype = DTYPES[loaded(question)]
-    return f"""\
-    quantization_config=BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="{adapter.quantize}",
-        bnb_4bit_use_double_quant={adapter.double_quant},
-        bnb_4bit_quant_storage={dtype},
-        bnb_4bit_compute_dtype={dtype},
-    ),"""
-
-
-def collated(question: Question) -> str:
-    """The expression that makes a micro-batch of packed or padded ``rows``; empty where there are
-    none. A mask of numbers comes later (:func:`mask_code`)."""
-    packing, tokens = question.workload.packing, question.workload.sequence_length
-    if packing is None:
-        return ""
-    masks = packing.variant is PackingVariant.BLOCK_DIAGONAL
-    made = _COLLATED[PackingVariant.POSITION_IDS if masks else packing.variant]
-    return made.replace("TOKENS", str(tokens))
-
-
-def collate_code(question: Question) -> str:
-    """The function that makes a micro-batch of rows; empty where they are of one text."""
-    packing, tokens = question.workload.packing, question.workload.sequence_length
-    if packing is None:
-        return ""
-    what = f"with documents of {tokens} tokens in all"
-    if not packing.restarts:
-        what = f"padded to {tokens} tokens"
-    return _COLLATE.format(what=what, made=indent(collated(question), "    ").lstrip())
 
 
 def mask_code(question: Question) -> tuple[str, str]:
@@ -253,7 +173,9 @@ def packing_text(question: Question) -> Iterator[str]:
     packing, tokens = question.workload.packing, question.workload.sequence_length
     if question.script is not None or packing is None:
         return
-    collator, rows = " ".join(collated(question).split()), "input_ids, as many tokens at most"
+    blocks: Any = _template("blocks.py.j2").module
+    collator = " ".join(blocks.collated(packing.variant, tokens).split())
+    rows = "input_ids, as many tokens at most"
     if packing.restarts:
         rows = f"documents, lists of tokens, {tokens} in all"
     needs = " and ".join(packing_needs(question))
@@ -286,86 +208,50 @@ def imports(question: Question) -> tuple[str, ...]:
     return (*regular, *peft, f"from transformers import {', '.join(names)}")
 
 
-def adapter_code(question: Question, *, checkpointed: bool) -> str:
-    """The line that wraps a model, whose layers the script has ``checkpointed`` already.
-
-    Where FSDP's option or the Trainer does it later, nothing has the embedded tokens ask for a
-    gradient; checkpointing that is not reentrant needs none.
-
-    Of bf16 models peft makes the adapter fp32 by itself, which is right where precision is mixed.
-    """
-    adapter = question.workload.adapter
-    if adapter is None:
-        return ""
-    targets: object = list(adapter.target_modules)
-    config = {
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "lora_dropout": adapter.dropout,
-        "target_modules": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
-        **({"modules_to_save": [*saved]} if (saved := adapter.modules_to_save) else {}),
-        "task_type": "CAUSAL_LM",
-    }
-    fields = [f"        {name}={_quoted(value)}," for name, value in config.items()]
-    narrow = question.workload.precision is Precision.BF16
-    more = ["    autocast_adapter_dtype=False,"] if narrow else []
-    lines = ["model = get_peft_model(", "    model,", "    LoraConfig(", *fields, "    ),", *more]
-    if adapter.quantizes and checkpointed:  # peft leaves it to ``prepare_model_for_kbit_training``
-        lines = ["model.enable_input_require_grads()", *lines]
-    return "\n".join([*lines, ")"])
-
-
 def _quoted(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_quoted, value))}]"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-_DEFERS = """
-        # over replicas after the last micro-batch only; accelerate has no option for it
-        model.set_requires_all_reduce(accelerator.sync_gradients)"""
-_LOOP = """\
-
-for batch in batches:{masks}
-    with accelerator.accumulate(model):{defers}
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()"""
-
-
-# Labels are shifted before they are split, and means weighed by tokens. Without a mask transformers
-# would take two parts for documents, and make one (``find_packed_sequence_indices``, 5.23).
-_RING_LOOP = """\
-
-for batch in batches:
-    tokens, labels = batch["input_ids"], batch["labels"]
-    labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    parts, count = [tokens, labels, positions], (labels >= 0).sum()
-    ring = accelerator.maybe_context_parallel(parts, [1, 1, 1], set(parts))
-    with ring, accelerator.accumulate(model):{defers}
-        loss = model(  # each process has its own parts now
-            input_ids=tokens, labels=labels, shift_labels=labels, position_ids=positions,
-            attention_mask=torch.ones_like(tokens),
-        ).loss
-        share = accelerator.parallelism_config.cp_size * (labels >= 0).sum() / count
-        accelerator.backward(loss * share)
-        optimizer.step()
-        optimizer.zero_grad()"""
-_STEP = """
-        optimizer.step()
-        optimizer.zero_grad()"""
-_STEPS = """
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()"""
+def rendered(template: str, question: Question, settings: Settings, **more: object) -> str:
+    """Code by one of the templates, of what they all need and ``more``."""
+    work, hook = question.workload, ddp_reduce_dtype(question, settings)
+    targets = list(work.adapter.target_modules) if work.adapter is not None else []
+    freeze, freezes = freeze_code(question)
+    known = {
+        "settings": settings,
+        "work": work,
+        "size": question.cluster.world_size,
+        "batch": batch_text(question, settings),
+        "labels": labels_text(question),
+        "loss": loss_code(question, settings),
+        "use_loss": use_loss(question, settings),
+        "muon": work.optimizer is Optimizer.MUON,
+        "optimizer_import": optimizer_import(work.optimizer),
+        "hook": DTYPES[hook] if hook else "",
+        "imports": imports(question),
+        "head": head_arguments(question),
+        "dtype_name": dtype_argument(question),
+        "dtype": DTYPES[loaded(question)],
+        "attention": attention(question),
+        "split": distributed_config(question, settings),
+        "targets": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
+        "freeze": freeze,
+        "freezes": freezes,
+    }
+    return _template(template).render(known | more).rstrip("\n")
 
 
-def loop_code(question: Question, settings: Settings, masks: str) -> str:
-    """The loop of a script with accelerate; ``masks`` is :func:`mask_code`'s line."""
-    loop = _RING_LOOP if settings.cp_size > 1 else _LOOP
-    if question.workload.optimizer is Optimizer.MUON:
-        loop = loop.replace(_STEP, _STEPS)
-    loop = loop.replace("{defers}", _DEFERS * settings.defer_all_reduce)
-    return loop.replace("{masks}", masks and f"\n    {masks}")
+@cache
+def _template(name: str) -> "Template":
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # few commands need it
+
+    environment = Environment(  # noqa: S701  (no HTML)
+        loader=PackageLoader("tuner.launchfiles"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["quoted"] = _quoted
+    return environment.get_template(name)

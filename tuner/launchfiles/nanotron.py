@@ -20,6 +20,7 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     comments,
+    first,
     header,
     lacking,
     provenance,
@@ -27,7 +28,7 @@ from tuner.launchfiles.contract import (
     yaml_text,
 )
 from tuner.launchfiles.editing import merged
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 
 FILE_NAME = "nanotron.yaml"
 _OPTIMIZERS = {Optimizer.ADAMW: "adamW", Optimizer.SGD: "sgd"}
@@ -78,34 +79,31 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    if question.framework.name is not FrameworkName.NANOTRON:
-        return (
-            f"the study is of {question.framework.name}, whose training step is not nanotron's;"
-            " ask again with --framework nanotron"
-        )
-    if settings.sharding not in (Sharding.DDP, Sharding.ZERO1):
-        return f"nanotron has no {settings.sharding}; ask again with --knob sharding=ddp,zero1"
-    if question.cluster.gpu.device is Device.CPU:
-        return "nanotron trains on GPUs; ask again with --cluster of GPUs"
-    work = question.workload
-    if question.script is None:  # of whose number formats and optimizer nothing is known
-        if work.precision is not Precision.BF16:
-            return (
-                "nanotron's weights are bf16 with gradients accumulated in fp32, which is asked for"
-                f" with --precision bf16, and the study has {work.precision}"
-            )
-        if work.optimizer not in _OPTIMIZERS:
-            return f"nanotron has no {work.optimizer}; ask again with --optimizer adamw"
-    if settings.sync_each_batch and sync_acts(question, settings):
-        return (
-            "nanotron synchronizes gradients at the end of an accumulation only; ask again with"
-            " --knob sync_each_batch=false"
-        )
-    if refused := lacking("nanotron", question, settings, "fused_loss"):
-        return refused
-    if settings.cpu_offload:
-        return "nanotron has no CPU offload; ask again with --knob cpu_offload=false"
-    return None
+    work, name = question.workload, question.framework.name
+    known = question.script is None  # else nothing is, of number formats and optimizer
+    return first(
+        name is not FrameworkName.NANOTRON
+        and f"the study is of {name}, whose training step is not nanotron's; ask again with"
+        " --framework nanotron",
+        settings.sharding not in (Sharding.DDP, Sharding.ZERO1)
+        and f"nanotron has no {settings.sharding}; ask again with --knob sharding=ddp,zero1",
+        question.cluster.gpu.device is Device.CPU
+        and "nanotron trains on GPUs; ask again with --cluster of GPUs",
+        known
+        and work.precision is not Precision.BF16
+        and "nanotron's weights are bf16 with gradients accumulated in fp32, which is asked for"
+        f" with --precision bf16, and the study has {work.precision}",
+        known
+        and work.optimizer not in _OPTIMIZERS
+        and f"nanotron has no {work.optimizer}; ask again with --optimizer adamw",
+        settings.sync_each_batch
+        and sync_acts(question, settings)
+        and "nanotron synchronizes gradients at the end of an accumulation only; ask again with"
+        " --knob sync_each_batch=false",
+        lacking("nanotron", question, settings, "fused_loss"),
+        settings.cpu_offload
+        and "nanotron has no CPU offload; ask again with --knob cpu_offload=false",
+    )
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -247,6 +245,9 @@ def _required(fields: Fields, name: str) -> int:
     return size
 
 
-def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say the settings, in a file that has ``values``."""
-    return configuration(question, settings)
+READER = Reader(
+    name=NAME,
+    marks=MARKS,
+    read=read,
+    tuned=lambda question, settings, values: configuration(question, settings),
+)

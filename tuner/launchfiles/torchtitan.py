@@ -29,30 +29,24 @@ from tuner.launchfiles.contract import (
     reduced_in,
     sync_acts,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 from tuner.launchfiles.fsdp import reshards, weights
-from tuner.model import ModelConfig
+from tuner.model import ModelConfig, published_model
 
 FILE_NAME = "torchtitan.toml"
 
 _DTYPES = {ReduceDtype.BF16: "bfloat16", ReduceDtype.FP32: "float32"}
 
-# Name and flavor of torchtitan's models by type, layers, hidden and inner channels and vocabulary:
-# ``models/llama3/__init__.py`` and ``models/qwen3/__init__.py`` of 0.2.2. Llama's vocabulary is of
-# its tokenizer's, which torchtitan takes at the start.
-_FLAVORS: Mapping[tuple[str, int, int, int, int], tuple[str, str]] = {
-    ("llama", 32, 4096, 14336, 128256): ("llama3", "8B"),
-    ("llama", 80, 8192, 28672, 128256): ("llama3", "70B"),
-    ("llama", 126, 16384, 53248, 128256): ("llama3", "405B"),
-    ("qwen3", 28, 1024, 3072, 151936): ("qwen3", "0.6B"),
-    ("qwen3", 28, 2048, 6144, 151936): ("qwen3", "1.7B"),
-    ("qwen3", 36, 2560, 9728, 151936): ("qwen3", "4B"),
-    ("qwen3", 36, 4096, 12288, 151936): ("qwen3", "8B"),
-    ("qwen3", 40, 5120, 17408, 151936): ("qwen3", "14B"),
-    ("qwen3", 64, 5120, 25600, 151936): ("qwen3", "32B"),
-}
-
-
+# Name and flavor of torchtitan's models (``models/llama3/__init__.py`` and
+# ``models/qwen3/__init__.py`` of 0.2.2), by the catalogue's name of one of the same shape. Llama's
+# vocabulary is of its tokenizer's, which torchtitan takes at the start.
+_FLAVORS: Mapping[str, tuple[str, str]] = {
+    "llama-3.1-8b": ("llama3", "8B"),
+    "llama-3.1-70b": ("llama3", "70B"),
+    "llama-3.1-405b": ("llama3", "405B"),
+    **{f"qwen3-{size.lower()}": ("qwen3", size)
+       for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+}  # fmt: skip
 # Of those, what newer versions have a function of in ``models/*/config_registry.py``.
 _REGISTERED = frozenset({
     "llama3_8b", "llama3_70b", "llama3_405b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b",
@@ -143,17 +137,23 @@ def _checkpointing(settings: Settings) -> dict[str, str]:
 
 
 def _flavor(model: ModelConfig) -> tuple[str, str] | None:
-    shape = (model.model_type, model.layers, model.hidden_size, model.intermediate_size)
-    return _FLAVORS.get((*shape, model.vocab_size))
+    def shape(one: ModelConfig) -> tuple[object, ...]:
+        sizes = one.layers, one.hidden_size, one.intermediate_size, one.vocab_size
+        return (one.model_type, *sizes)
+
+    like = (name for name in _FLAVORS if shape(published_model(name)) == shape(model))
+    return _FLAVORS.get(next(like, ""))
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    optimizer, device = question.workload.optimizer, question.cluster.gpu.device
+    work, how = question.workload, settings.activation_checkpointing
+    parallel, sharded = has_data_parallel_ranks(question, settings), is_sharded(question, settings)
+    reduced = ReduceDtype.FP32 if sharded else weights(question)
+    gradients = "sharded gradients" if sharded else f"gradients of {weights(question)}"
     return refusals.first(
         refusals.own_script("torchtitan trains by code of its own", question),
-        None
-        if question.workload.model.is_causal_lm
-        else "torchtitan trains causal language models; take the format accelerate, or trainer",
+        not work.model.is_causal_lm
+        and "torchtitan trains causal language models; take the format accelerate, or trainer",
         refusals.lacking(
             "torchtitan",
             question,
@@ -162,79 +162,49 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             framework="torch",
         ),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
-        f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
-        " --optimizer adamw"
-        if optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
-        else None,
-        "torchtitan trains on GPUs; ask again with --cluster of GPUs"
-        if device is not Device.CUDA
-        else None,
+        work.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
+        and f"torchtitan has Adam and AdamW only, and the study has {work.optimizer}; ask again"
+        " with --optimizer adamw",
+        question.cluster.gpu.device is not Device.CUDA
+        and "torchtitan trains on GPUs; ask again with --cluster of GPUs",
         # cross_entropy_loss in components/loss.py (0.2.0 to 0.2.2) is of pred.float()
-        "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32"
-        if question.workload.loss is Loss.OWN_DTYPE
-        else None,
-        _other_step(question, settings),
-        _other_dtype(question, settings),
+        work.loss is Loss.OWN_DTYPE
+        and "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32",
+        not settings.sync_each_batch
+        and sync_acts(question, settings)
+        and "torchtitan reduces gradients after every micro-batch; ask again with"
+        " --knob sync_each_batch=true",
+        settings.defer_all_reduce
+        and "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
+        " defer_all_reduce=false",
+        settings.splits_layers
+        and not work.splits_sequence
+        and "torchtitan's tensor parallelism is sequence parallel; ask again with"
+        " --tensor-parallel sequence_parallel",
+        settings.splits_layers
+        and settings.tp_recompute_allgather
+        and "torchtitan keeps gathered activations for backward; ask again with"
+        " --knob tp_recompute_allgather=false",
+        how is Checkpointing.SELECTIVE
+        and "torchtitan's selective checkpointing of operators keeps every second matrix product"
+        " only; ask again with --knob activation_checkpointing=none,every_2,full",
+        how is Checkpointing.OFFLOAD
+        and "torchtitan 0.2 keeps the inputs of checkpointed layers on the device; ask again with"
+        " --knob activation_checkpointing=none,every_2,full",
+        how is Checkpointing.EVERY_2
+        and work.model.layers % 2 == 1
+        and "of an odd number of layers torchtitan checkpoints one less than was predicted; ask"
+        " again with --knob activation_checkpointing=none,full",
+        settings.splits_layers
+        and not parallel
+        and work.precision is Precision.BF16_MIXED
+        and "torchtitan mixes precision by FSDP, and with tensor parallelism alone there is none;"
+        " ask again with --precision bf16",
+        parallel
+        and reduced_in(question, settings) is not reduced
+        and f"torchtitan reduces {gradients} in {reduced} only; ask again with --reduce-dtype"
+        f" {reduced}",
     )
-
-
-def _other_step(question: Question, settings: Settings) -> str | None:
-    if not settings.sync_each_batch and sync_acts(question, settings):
-        return (
-            "torchtitan reduces gradients after every micro-batch; ask again with"
-            " --knob sync_each_batch=true"
-        )
-    if settings.defer_all_reduce:
-        return (
-            "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
-            " defer_all_reduce=false"
-        )
-    if settings.splits_layers and not question.workload.splits_sequence:
-        return (
-            "torchtitan's tensor parallelism is sequence parallel; ask again with"
-            " --tensor-parallel sequence_parallel"
-        )
-    if settings.tp_recompute_allgather and settings.splits_layers:
-        return (
-            "torchtitan keeps gathered activations for backward; ask again with"
-            " --knob tp_recompute_allgather=false"
-        )
-    if settings.activation_checkpointing is Checkpointing.SELECTIVE:
-        return (
-            "torchtitan's selective checkpointing of operators keeps every second matrix product"
-            " only; ask again with --knob activation_checkpointing=none,every_2,full"
-        )
-    if settings.activation_checkpointing is Checkpointing.OFFLOAD:
-        return (
-            "torchtitan 0.2 keeps the inputs of checkpointed layers on the device; ask again with"
-            " --knob activation_checkpointing=none,every_2,full"
-        )
-    if (
-        settings.activation_checkpointing is Checkpointing.EVERY_2
-        and question.workload.model.layers % 2
-    ):
-        return (
-            "of an odd number of layers torchtitan checkpoints one less than was predicted; ask"
-            " again with --knob activation_checkpointing=none,full"
-        )
-    alone = not has_data_parallel_ranks(question, settings)
-    if alone and settings.splits_layers and question.workload.precision is Precision.BF16_MIXED:
-        return (
-            "torchtitan mixes precision by FSDP, and with tensor parallelism alone there is none;"
-            " ask again with --precision bf16"
-        )
-    return None
-
-
-def _other_dtype(question: Question, settings: Settings) -> str | None:
-    if not has_data_parallel_ranks(question, settings):
-        return None
-    sharded = is_sharded(question, settings)
-    reduced = ReduceDtype.FP32 if sharded else weights(question)
-    if reduced_in(question, settings) is reduced:
-        return None
-    how = "sharded gradients" if sharded else f"gradients of {weights(question)}"
-    return f"torchtitan reduces {how} in {reduced} only; ask again with --reduce-dtype {reduced}"
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -290,14 +260,6 @@ FORMAT = Format(
 
 
 NAME = "torchtitan"
-MARKS: frozenset[str] = frozenset()  # it alone is TOML, or Python
-_CATALOGUE = {
-    ("llama3", "8B"): "llama-3.1-8b",
-    ("llama3", "70B"): "llama-3.1-70b",
-    ("llama3", "405B"): "llama-3.1-405b",
-    **{("qwen3", flavor): f"qwen3-{flavor.lower()}"
-       for flavor in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
-}  # fmt: skip
 _FREE: Mapping[str, tuple[Any, ...]] = {
     "sharding": ("ddp", "shard_grad_op", "full_shard"), "tp_size": (), "micro_batch_size": (),
     "gradient_accumulation_steps": (), "activation_checkpointing": ("none", "full"),
@@ -367,8 +329,8 @@ def read(values: Mapping[str, Any]) -> Found:
         may["global_batch_size"] = (batch,)
     model = fields.part("model")
     named = (str(model.values.get("name")), str(model.values.get("flavor")))
-    if named in _CATALOGUE:
-        may["model"] = (_CATALOGUE[named],)
+    if known := [name for name, flavor in _FLAVORS.items() if flavor == named]:
+        may["model"] = (*known,)
     return Found(
         format_name=NAME,
         knobs=knobs,
@@ -409,3 +371,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         full = settings.activation_checkpointing is Checkpointing.FULL
         found["activation_checkpoint"] = {"mode": "full" if full else "none"}
     return found
+
+
+READER = Reader(name=NAME, read=read, tuned=tuned)  # it alone is TOML, or Python

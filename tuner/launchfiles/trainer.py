@@ -41,7 +41,7 @@ from tuner.launchfiles.contract import (
     reduced_in,
     versions_text,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fsdp import (
     DTYPES,
     ddp_reduce_dtype,
@@ -55,16 +55,13 @@ from tuner.launchfiles.fsdp import (
     weights,
 )
 from tuner.launchfiles.model_code import (
-    adapter_code,
     adapter_needs,
     attention,
     distributed_config,
-    freeze_code,
     head_arguments,
-    imports,
     labels_text,
-    loading_code,
     packing_text,
+    rendered,
 )
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, exports, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
@@ -165,112 +162,90 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    is_trainer = question.framework.name is FrameworkName.TRAINER
-    own = refusals.own_script("these are arguments of the Trainer", question)
+    work, how = question.workload, settings.activation_checkpointing
+    is_trainer, own = question.framework.name is FrameworkName.TRAINER, question.script is not None
+    on_cpu = question.cluster.gpu.device is Device.CPU
+    old = question.framework.too_old("transformers", TORCHAO_BY_TRAINER)
+    needed, else_ = {
+        Checkpointing.EVERY_2: (EVERY_2_BY_TRAINER, "checkpoints all layers or none"),
+        Checkpointing.OFFLOAD: (OFFLOAD_BY_MODEL, "keeps inputs of layers on the device"),
+    }.get(how, ("", ""))
+    release = question.framework.versions.get("transformers")
     return refusals.first(
-        None if is_trainer else own,
+        not is_trainer and refusals.own_script("these are arguments of the Trainer", question),
         refusals.tensors("the Trainer", settings, "trainer", question),
         refusals.lacking("the Trainer", question, settings, "pipelines", framework="trainer"),
-        "the Trainer computes the loss by Liger's kernels, and these settings by code of the"
-        " script's; ask again with --framework trainer or --knob fused_loss=false"
-        if settings.fused_loss and not is_trainer
-        else None,
+        settings.fused_loss
+        and not is_trainer
+        and "the Trainer computes the loss by Liger's kernels, and these settings by code of the"
+        " script's; ask again with --framework trainer or --knob fused_loss=false",
         refusals.fsdp2("the Trainer", question, settings, "trainer"),
         _other_sharding(question, settings),
         _other_dtype(question, settings),
-        _other_checkpointing(question, settings),
-        refusals.varlen(question),
+        how is Checkpointing.SELECTIVE
+        and "the Trainer's arguments cannot name what selective checkpointing keeps; ask again with"
+        " --knob activation_checkpointing=none,every_2,full",
+        needed
+        and release
+        and not meets(release, needed)
+        and f"in this version the Trainer {else_}; ask again with"
+        f" --framework-version transformers={needed.strip('>=')}",
+        refusals.lacking("the Trainer", question, settings, "varlen"),
         # on GPUs the Trainer moves the model there first
-        refusals.fused_optimizer(question) if question.cluster.gpu.device is Device.CPU else None,
-        _other_packing(question),
-        _other_optimizer(question),
+        on_cpu and refusals.lacking("the Trainer", question, settings, "fused_adamw"),
+        not own
+        and work.packing is not None
+        and work.packing.variant is PackingVariant.BLOCK_DIAGONAL
+        and f"the mask of packing {work.packing.variant} is made by a function on the device, which"
+        " no argument says; take the format accelerate",
+        not own
+        and work.optimizer not in _OPTIMIZERS
+        and f"the Trainer has no {work.optimizer}; take the format accelerate",
+        not own
+        and work.optimizer is Optimizer.ADAMW_8BIT
+        and old
+        and f"transformers {old} has no adamw_torch_8bit; ask again with --framework-version"
+        f" transformers={TORCHAO_BY_TRAINER.strip('>=')}, or with --optimizer adamw_bnb_8bit",
     )
 
 
 def _why_no_flags(question: Question, settings: Settings) -> str | None:
     """``HfArgumentParser`` takes no dictionary of ``liger_kernel_config`` from a command line:
     transformers 5.23 ends with "invalid dict value"."""
-    fused = settings.fused_loss and question.script is None
-    flags = "no flag takes liger_kernel_config; take the format trainer" if fused else None
-    return refusals.first(_why_not(question, settings), flags)
-
-
-def _other_checkpointing(question: Question, settings: Settings) -> str | None:
-    how, release = (
-        settings.activation_checkpointing,
-        question.framework.versions.get("transformers"),
-    )
-    if how is Checkpointing.SELECTIVE:
-        return (
-            "the Trainer's arguments cannot name what selective checkpointing keeps; ask again with"
-            " --knob activation_checkpointing=none,every_2,full"
-        )
-    needed = {
-        Checkpointing.EVERY_2: (EVERY_2_BY_TRAINER, "checkpoints all layers or none"),
-        Checkpointing.OFFLOAD: (OFFLOAD_BY_MODEL, "keeps inputs of layers on the device"),
-    }.get(how)
-    if needed and release and not meets(release, needed[0]):
-        return (
-            f"in this version the Trainer {needed[1]}; ask again with"
-            f" --framework-version transformers={needed[0].strip('>=')}"
-        )
-    return None
-
-
-def _other_packing(question: Question) -> str | None:
-    packing = question.workload.packing
-    if question.script is not None or packing is None:
-        return None
-    if packing.variant is not PackingVariant.BLOCK_DIAGONAL:
-        return None
-    return (
-        f"the mask of packing {packing.variant} is made by a function on the device, which no"
-        " argument says; take the format accelerate"
-    )
-
-
-def _other_optimizer(question: Question) -> str | None:
-    optimizer = question.workload.optimizer
-    if question.script is not None:
-        return None
-    if optimizer not in _OPTIMIZERS:
-        return f"the Trainer has no {optimizer}; take the format accelerate"
-    old = question.framework.too_old("transformers", TORCHAO_BY_TRAINER)
-    if not old or optimizer is not Optimizer.ADAMW_8BIT:
-        return None
-    return (
-        f"transformers {old} has no adamw_torch_8bit; ask again with --framework-version"
-        f" transformers={TORCHAO_BY_TRAINER.strip('>=')}, or with --optimizer adamw_bnb_8bit"
+    return refusals.first(
+        _why_not(question, settings),
+        settings.fused_loss
+        and question.script is None
+        and "no flag takes liger_kernel_config; take the format trainer",
     )
 
 
 def _other_sharding(question: Question, settings: Settings) -> str | None:
+    newer = f"ask again with --framework-version transformers={FSDP2_BY_TRAINER.strip('>=')}"
+    other = "launch the Trainer with the file of the format accelerate, or "
+    if refusals.lacking("accelerate", question, settings, "liger"):  # which has another loss
+        other = ""
     if is_passed_over(question, settings):
-        if settings.splits_layers:
-            return "accelerate splits layers on GPUs alone; ask again with --knob tp_size=1"
-        return "accelerate ignores FSDP on a CPU; ask again with --knob sharding=ddp"
+        return refusals.first(
+            settings.splits_layers
+            and "accelerate splits layers on GPUs alone; ask again with --knob tp_size=1",
+            "accelerate ignores FSDP on a CPU; ask again with --knob sharding=ddp",
+        )
     if not is_sharded(question, settings) or settings.splits_layers:
         return None
-    if question.workload.adapter is not None:
+    passed_over = no_fsdp2(question)
+    return refusals.first(
         # update_fsdp_plugin_peft in transformers/distributed/fsdp.py, 5.23
-        return (
-            "the Trainer shards each matrix of an adapter by itself, not with its layer; take the"
-            " format accelerate, or ask again with --knob sharding=ddp"
-        )
-    newer = f"ask again with --framework-version transformers={FSDP2_BY_TRAINER.strip('>=')}"
-    if question.framework.fsdp_version == 1:
-        return f"in these versions the Trainer shards with FSDP1, and tuner writes FSDP2; {newer}"
-    other = "launch the Trainer with the file of the format accelerate, or "
-    if refusals.liger("accelerate", question, settings):  # which has another loss
-        other = ""
-    if passed_over := no_fsdp2(question):
-        return f"{passed_over}; {other}{newer}"
-    if settings.sharding is Sharding.HYBRID_SHARD:
-        return (
-            "TrainingArguments cannot say in JSON over which GPUs hybrid_shard shards;"
-            f" {other}ask again with --knob sharding=ddp,shard_grad_op,full_shard"
-        )
-    return None
+        question.workload.adapter is not None
+        and "the Trainer shards each matrix of an adapter by itself, not with its layer; take the"
+        " format accelerate, or ask again with --knob sharding=ddp",
+        question.framework.fsdp_version == 1
+        and f"in these versions the Trainer shards with FSDP1, and tuner writes FSDP2; {newer}",
+        passed_over and f"{passed_over}; {other}{newer}",
+        settings.sharding is Sharding.HYBRID_SHARD
+        and "TrainingArguments cannot say in JSON over which GPUs hybrid_shard shards;"
+        f" {other}ask again with --knob sharding=ddp,shard_grad_op,full_shard",
+    )
 
 
 def no_fsdp2(question: Question) -> str:
@@ -313,21 +288,13 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         f"Load the model with {given}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
-    if split := distributed_config(question, settings):
-        load = "Load the model, after TrainingArguments, which choose this rank's device, so:"
-        own = "from transformers.distributed import DistributedConfig"
-        load = "\n".join([load, "import torch", *imports(question), own])
-        load = "\n".join([load, *loading_code(question, split)])
-    function, freezes = freeze_code(question)
-    if work.adapter is not None or freezes:
-        # the Trainer checkpoints layers itself, later
-        wrap = adapter_code(question, checkpointed=False)
+    how = "after TrainingArguments, which choose this rank's device"
+    if work.adapter is not None or work.frozen:
         needs = f" ({needs})" if (needs := adapter_needs(question)) else ""
-        load = (
-            f"Make the model so, after TrainingArguments, which choose this rank's device{needs}:"
-        )
-        lines = ["import torch", *imports(question), function, *loading_code(question), freezes]
-        load = "\n".join([load, *filter(None, [*lines, wrap])])
+        code_of_it = rendered("model.py.j2", question, settings, split="")
+        load = f"Make the model so, {how}{needs}:\n{code_of_it}"
+    elif distributed_config(question, settings):
+        load = f"Load the model, {how}, so:\n{rendered('model.py.j2', question, settings)}"
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
     command = " ".join(torchrun(question.cluster, "SCRIPT.py"))
@@ -436,28 +403,14 @@ OPTIMIZERS = {
     **{name: optimizer for optimizer, name in _OPTIMIZERS.items()},
     "adamw_8bit": Optimizer.ADAMW_BNB_8BIT,
 }
-# Fields that change what a step needs in ways that are not predicted.
-REFUSED: Mapping[str, str] = {
-    "fp16": "must be false: fp16 is not predicted",
-    "torch_compile": "must be false: compiled models are not predicted",
-    "torch_compile_backend": "must be left out: compiled models are not predicted",
-    "auto_find_batch_size": "must be false: the batch must not change",
-    "parallelism_config": "is not predicted",
-    "fsdp_min_num_params": "must be 0: figures are of layers that are sharded one by one",
-}
-# Fields that are looked at.
-READ = frozenset({
-    "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config", "optim",
-    "use_liger_kernel", "liger_kernel_config", "bf16", "fsdp", "fsdp_config",
-    "activation_checkpointing", "gradient_checkpointing", "deepspeed", *REFUSED,
-})  # fmt: skip
 
 
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    fields.refuse_misspelt(READ)
-    for name, why in REFUSED.items():
+    known = known_fields()["trainer"]
+    fields.refuse_misspelt({*known["read"], *known["refused"]})
+    for name, why in known["refused"].items():
         fields.refuse(name, why, but=(False, 0, "no"))
     knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
     classes: tuple[str, ...] = ()
@@ -542,12 +495,12 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     """Options of FSDP; ``fsdp`` as words, as before 5.17, must say the same."""
     told = isinstance(words, list) and "true" not in [str(word).lower() for word in words]
     known = {"full_shard", "shard_grad_op", "auto_wrap", "offload"}
-    given = set(words) if told and isinstance(words, list) else set()
+    given = {str(word) for word in words} if told and isinstance(words, list) else set()
     if given - known:
         raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
     options = fields.part("fsdp_config")
     flat = options.any_of("fsdp_min_num_params", "min_num_params")
-    options.refuse(flat, REFUSED["fsdp_min_num_params"], but=(0, "0"))
+    options.refuse(flat, known_fields()["trainer"]["refused"]["fsdp_min_num_params"], but=(0, "0"))
     found, classes = read_fsdp(options, given, nodes=None, by_release=True)
     fields.uncounted += options.uncounted
     sharding = "shard_grad_op" if "shard_grad_op" in given else "full_shard"
@@ -598,3 +551,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         recomputes = options.pop("activation_checkpointing")  # the Trainer takes one of the two
         found |= {name: found[name] or recomputes for name in _BY_MODEL if name in found}
     return {name: found[name] for name in _TUNED if name in found}
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)

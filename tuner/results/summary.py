@@ -123,6 +123,7 @@ def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
         "needed_gib": figure(memory, "needed_gib"),
         "limit_gib": rounded(memory.get("limit_gib")),
         "launch": found.get("launch", {}).get("argv", []),
+        "script_sets": found.get("launch", {}).get("script_sets", []),
         "no_answer": none and none["kind"],
     }
 

@@ -1,7 +1,7 @@
 """Enumerates the legal settings, or checks some, and says which knobs are inactive in them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice, product
@@ -65,8 +65,7 @@ class Space:
     def differing_in(self, knob: str) -> Mapping[Any, Mapping[Any, int]]:
         """Configurations that differ in this knob alone, and in accumulation, which makes up the
         global batch: their places in :attr:`legal` by the knob's value, by the values that they
-        share (:data:`OTHERS_CHOSEN`).
-        """
+        share (:data:`OTHERS_CHOSEN`)."""
         if knob not in self._groups:
             rest, value = OTHERS_CHOSEN[knob], attrgetter(knob)
             groups: dict[Any, dict[Any, int]] = defaultdict(dict)
@@ -153,20 +152,6 @@ def sentence(
     return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
-class _SpaceKey:
-    """A question by what its space depends on: questions hold mappings, and cannot be a key."""
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.key = question.identity, question.workload.model.name  # which sentences tell
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SpaceKey) and self.key == other.key
-
-
 def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
     """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
     return accumulation >= settings.pp_size - 1
@@ -181,13 +166,10 @@ def enumerate_space(question: Question) -> Space:
     """Every legal settings of the question, and the knobs that do not act in it.
 
     A restriction of a knob holds where the knob is live; where it is inactive, the knob has its
-    canonical value, and ``dead_knobs`` says so if that is not what was asked for.
-
-    Raises:
-        UsageError: a restriction names an impossible value, can be met nowhere or leaves
-            nothing, or no settings can make the global batch.
-    """
-    space = _space(_SpaceKey(question))
+    canonical value, and ``dead_knobs`` says so if that is not what was asked for. Raises
+    UsageError: a restriction names an impossible value, can be met nowhere or leaves nothing, or no
+    settings can make the global batch."""
+    space = _space(question)
     if not space.legal:
         raise _nothing_legal(question)
     return space
@@ -205,8 +187,7 @@ def count_settings(question: Question, most: int) -> int:
 
 # A study is planned again after every probe, and its space stays the same.
 @lru_cache(maxsize=4)
-def _space(asked: _SpaceKey) -> Space:
-    question = asked.question
+def _space(question: Question) -> Space:
     for knob, values in question.knobs.items():
         for value in values:
             check_possible(question, knob, value)
@@ -340,20 +321,37 @@ def _nothing_legal(question: Question) -> UsageError:
         values = sorted({getattr(settings, knob) for settings in lifted[knob]})
         lift = f" (or lift the restriction of {', '.join(others)})" if others else ""
         allowed = f"leaves no legal settings; the rest allows {show_all(values)}{lift}"
+        if knob in SIZES and (sizes := _data_parallel_sizes(question)):
+            allowed += f", or a global batch near {question.workload.global_batch_size} that is a"
+            allowed += f" multiple of {min(sizes)}: {_nearest_batches(question, sizes)}"
         return UsageError(knob, show_all(question.knobs[knob]), allowed)
     if question.knobs and _enumerate(replace(question, knobs={}))[0]:
         given = "; ".join(f"{knob}={show_all(v)}" for knob, v in question.knobs.items())
         return UsageError("knob", given, "no settings satisfy all of these restrictions")
+    sizes = _data_parallel_sizes(question) or _data_parallel_sizes(replace(question, knobs={}))
+    multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
+    allowed = f"must be a multiple of a possible data-parallel size: {multiples}; nearest:"
+    allowed += f" {_nearest_batches(question, sizes)}"
+    return UsageError("global_batch_size", question.workload.global_batch_size, allowed)
+
+
+def _data_parallel_sizes(question: Question) -> dict[int, str]:
+    """The data-parallel sizes that may be, whatever the global batch is, with what makes each."""
     world = question.cluster.world_size
-    sizes = {
+    return {
         one_class.data_parallel_size(world): f"tp_size {one_class.tp_size}"
         + (f", pp_size {one_class.pp_size}" if one_class.pp_size > 1 else "")
         + (f", cp_size {one_class.cp_size}" if one_class.cp_size > 1 else "")
-        for one_class in _classes(replace(question, knobs={}))
+        for one_class in _classes(question)
     }
-    multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
-    allowed = f"must be a multiple of a possible data-parallel size: {multiples}"
-    return UsageError("global_batch_size", question.workload.global_batch_size, allowed)
+
+
+def _nearest_batches(question: Question, sizes: Iterable[int]) -> str:
+    """The global batches next to the question's that one of the data-parallel sizes divides."""
+    batch = question.workload.global_batch_size
+    below = max(batch // size * size for size in sizes)
+    above = min(-(-batch // size) * size for size in sizes)
+    return f"{below} or {above}" if below else f"{above}"
 
 
 # Knobs that are refused where they are inactive: without them these are other settings.
@@ -366,11 +364,8 @@ def check_settings(
     """The canonical form of settings that somebody wrote down; see :func:`settings_notes`.
 
     An accumulation of 1 counts as left out, and is derived, unless the knobs that were ``given``
-    hold it. A knob that is not among them has the only value that is not refused.
-
-    Raises:
-        UsageError: they break a rule, contradict each other or the question's restrictions.
-    """
+    hold it. A knob that is not among them has the only value that is not refused. Raises
+    UsageError: they break a rule, contradict each other or the question's restrictions."""
     return _checked(question, settings, given)[0]
 
 
@@ -380,11 +375,7 @@ def settings_notes(
     """The knobs that :func:`check_settings` changes, with the reasons.
 
     Of those that were not ``given``, only what has another value than its default because that is
-    refused is told.
-
-    Raises:
-        UsageError: as :func:`check_settings`.
-    """
+    refused is told. Raises UsageError: as :func:`check_settings`."""
     _, fixed = _checked(question, settings, given)
     notes = []
     for one in fixed:

@@ -7,16 +7,20 @@ them, that is no probe's outcome.
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.errors import ProbeError
+from tuner.machine import usable_cores
 from workers.launchers.base import Ended, Job, Launcher, RankEnd, Run, Why
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.measuring.merge import merge
@@ -31,9 +35,9 @@ from workers.measuring.records import (
     read_records,
     record_path,
     remove_folder,
-    write_spec,
+    write_json,
 )
-from workers.probe.orders import END, SPENT, header
+from workers.probe.orders import END, SPEC, SPENT, header
 
 # Without a probe, after which ranks are ended: longer than planning takes, and soon enough for
 # whoever wants their memory.
@@ -71,18 +75,8 @@ class Kind:
         return self.device, self.ranks, self.nodes, self.visible
 
 
-@dataclass(slots=True, kw_only=True)
-class CheckedDevices:
-    """Remembers which devices were found to be well, and when."""
-
-    _at: dict[object, float] = field(default_factory=dict)
-
-    def are_well(self, devices: object) -> bool:
-        at = self._at.get(devices)
-        return at is not None and time.monotonic() - at < HOLDS_S
-
-    def note(self, devices: object) -> None:
-        self._at[devices] = time.monotonic()
+# Devices that were found to be well, and when, by the monotonic clock.
+CheckedDevices = dict[object, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +231,7 @@ class WarmRanks:
         if self._run is None and self._wants_look(kind) and not self._are_well(kind, pause):
             return Probed(measurement=given_up)
         began = time.monotonic()  # that look is no probe's time
+        load = OtherLoad() if isinstance(self.launcher, LocalLauncher) else None
         order, run = self._give_order(kind, spec, is_last=not self.keep)
         ended = self._supervise(run, order, kind.ranks, began + deadline_s, pause)
         records = read_records(order, kind.ranks)
@@ -246,6 +241,9 @@ class WarmRanks:
             {rank: text.split(header(order.name))[-1] for rank, text in run.logs().items()},
             deadline_s=deadline_s,
         )
+        if load is not None and measurement.outcome in RAN:
+            hardware = {**measurement.hardware, **load.cores()}
+            measurement = replace(measurement, hardware=hardware)
         if ended is not None:
             self._end()
         self._lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
@@ -267,7 +265,7 @@ class WarmRanks:
         self._orders += 1
         order = self._place / f"{self._orders:08d}"
         order.mkdir()
-        write_spec(order, spec)
+        write_json(order / SPEC, spec)
         if is_last:
             (self._place / END).touch()
         if self._run is None:
@@ -328,8 +326,10 @@ class WarmRanks:
     # A look at the devices
 
     def _wants_look(self, kind: Kind) -> bool:
-        is_new = self.checked is not None and not self.checked.are_well(kind.devices)
-        return self._lost_a_device or (is_new and kind.device == "cuda")
+        if self.checked is None or kind.device != "cuda":
+            return self._lost_a_device
+        looked_at = self.checked.get(kind.devices, -math.inf)
+        return self._lost_a_device or time.monotonic() - looked_at >= HOLDS_S
 
     def _are_well(self, kind: Kind, pause: Callable[[float], str]) -> bool:
         """Has new ranks look at their devices; false if that was given up."""
@@ -342,7 +342,7 @@ class WarmRanks:
             raise ProbeError(f"{again or 'no probe can be run'}: {found.why_unusable}")
         self._lost_a_device = False
         if self.checked is not None:
-            self.checked.note(kind.devices)
+            self.checked[kind.devices] = time.monotonic()
         return True
 
     def _asked(
@@ -372,6 +372,39 @@ class WarmRanks:
         else:
             remove_folder(order)
         return found
+
+
+class OtherLoad:
+    """What programs other than this worker and its ranks take of the cores that ranks may use, from
+    its making on. Cores are those of the kernel's /proc/stat: of the whole machine, whatever the
+    container."""
+
+    def __init__(self) -> None:
+        self._since, self._before_s = time.monotonic(), self._taken_s()
+
+    def cores(self) -> dict[str, float]:
+        """``cores``, those that ranks may use, and ``cores_of_others``, so many on average."""
+        wall_s = max(time.monotonic() - self._since, 1e-9)
+        others = min(max((self._taken_s() - self._before_s) / wall_s, 0.0), usable_cores())
+        return {"cores": usable_cores(), "cores_of_others": round(others, 2)}
+
+    def _taken_s(self) -> float:
+        # children first: one that ends meanwhile is counted twice then, and as nobody else's
+        own = 0.0
+        for process in (*psutil.Process().children(recursive=True), psutil.Process()):
+            with suppress(psutil.Error):
+                own += sum(process.cpu_times()[:4])  # with children that have ended
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        busy = ("user", "nice", "system", "irq", "softirq", "steal")
+        return (
+            sum(
+                getattr(core, name, 0.0)
+                for number, core in enumerate(psutil.cpu_times(percpu=True))
+                if usable is None or number in usable
+                for name in busy
+            )
+            - own
+        )
 
 
 def _is_well(record: Record) -> bool:

@@ -21,7 +21,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from tuner.core.measurement import RAN, Collective, Count, Findings, Memory, Outcome, OutOfMemory
 from tuner.errors import ProbeError
-from workers.probe.orders import SPEC
 
 RESULT = "result.json"
 # About 40 lines: a traceback and what came before it.
@@ -61,11 +60,6 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def keep_folder(folder: Path) -> Path:
-    """Renames a folder so that no worker removes it; its new path."""
-    return folder.rename(folder.with_name(f"kept-{folder.name}"))
-
-
 def remove_leftovers(parent: Path) -> None:
     for folder in parent.glob("*-*-*"):
         owner = folder.name.split("-")[0]
@@ -84,10 +78,6 @@ def log_path(directory: Path, rank: int) -> Path:
 def end_path(directory: Path, rank: int) -> Path:
     """The end of a rank, told by whatever started it on its node."""
     return directory / f"rank-{rank:05d}.end.json"
-
-
-def write_spec(directory: Path, spec: Mapping[str, Any]) -> Path:
-    return write_json(directory / SPEC, spec)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> Path:

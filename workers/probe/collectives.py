@@ -14,28 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-# Operator name to the field's name of the collective.
+# How names of operators begin, without underscores, by the field's name of the collective.
 _KINDS: Mapping[str, str] = {
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "broadcast_": "broadcast",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
     "broadcast": "broadcast",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "all_to_all_single": "all_to_all",
+    "alltoall": "all_to_all",
 }
 
 
@@ -64,7 +49,8 @@ def kind_of(func: Any) -> str | None:
     """The collective that an operator is; ``None`` for all others (barriers too)."""
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
-    return _KINDS.get(func.overloadpacket.__name__)
+    name = func.overloadpacket.__name__.replace("_", "")
+    return next((kind for begin, kind in _KINDS.items() if name.startswith(begin)), None)
 
 
 def call_of(

@@ -42,8 +42,7 @@ from workers.probe.model import micro_batches
 from workers.probe.quantized import scales
 from workers.probe.record import Record, recording
 from workers.probe.spec import Spec, read_spec
-from workers.probe.stack import DATA_AXES, Stack, build_stack
-from workers.probe.step import optimizer_step
+from workers.probe.stack import DATA_AXES, Stack, build_stack, optimizer_step
 from workers.probe.tracker import (
     INSTRUMENT,
     Phase,

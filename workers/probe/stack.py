@@ -1,7 +1,5 @@
 """The user's stack around the model: accelerate, with FSDP2 or DDP, as the configuration says.
 
-One optimizer step on it is :func:`optimizer_step`, as a training script with accelerate writes it.
-
 The probe runs what users run: ``Accelerator.accumulate`` with a ``GradientAccumulationPlugin``,
 and accelerate's own FSDP2 wrapping. Two things differ from a training script. The model is built
 on the meta device and filled after it is sharded, so that a model fits that is larger than one
@@ -10,7 +8,7 @@ on a CPU.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +51,8 @@ from workers.probe.spec import Spec
 
 # Mesh axes whose ranks see different data.
 DATA_AXES = ("dp", "dp_shard", "dp_replicate")
+# Told the name of each phase as it begins: forward, backward, optimizer.
+EnterPhase = Callable[[str], None]
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _WEIGHTS = {"bf16": torch.bfloat16, "bf16_mixed": torch.float32, "fp32": torch.float32}
 
@@ -130,6 +130,39 @@ class Stack:
                 names[self.mesh["dp_shard_cp"].get_group().group_name] = "dp_shard"
             names |= {self.mesh.get_group(axis).group_name: axis for axis in axes}
         return names
+
+
+def optimizer_step(
+    stack: Stack,
+    batches: Sequence[torch.Tensor],
+    enter: EnterPhase,
+    before_optimizer: Callable[[], None] | None = None,
+) -> torch.Tensor:
+    """Train on ``batches`` and step the optimizer once, as a script with accelerate does.
+
+    Returns:
+        The mean loss of this rank's micro-batches, a scalar on the device, detached.
+    """
+    total = torch.zeros((), device=batches[0].device)
+    for tokens in batches:
+        with stack.accelerator.accumulate(stack.model):
+            stack.defer_all_reduce()
+            enter("forward")
+            batch = stack.batch(tokens)
+            with stack.compute():
+                loss = stack.model(**batch).loss
+            total += loss.detach()
+            enter("backward")
+            stack.accelerator.backward(loss)
+            del loss, batch
+            if stack.accelerator.sync_gradients:
+                stack.finish_gradients()
+                if before_optimizer is not None:
+                    before_optimizer()
+            enter("optimizer")
+            stack.optimizer.step()
+            stack.optimizer.zero_grad()
+    return total / len(batches)
 
 
 def build_stack(spec: Spec, place: TensorPlace) -> Stack:

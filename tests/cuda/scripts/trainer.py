@@ -18,10 +18,10 @@ asked = parser.parse_args()
 
 
 class Tokens(torch.utils.data.Dataset):
-    def __len__(self) -> int:
+    def __len__(self):
         return 10_000
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         ids = torch.randint(0, 32_000, (asked.sequence,))
         return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
 

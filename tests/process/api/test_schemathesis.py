@@ -5,13 +5,12 @@ None may find a mistake of ours: no status, header or body that the document doe
 
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from schemathesis import Case, GenerationMode
+from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 from sqlalchemy import delete, text
 
@@ -54,7 +53,7 @@ def checked(folder):
             "/openapi.json", app, headers={"Authorization": bearer}
         )
 
-        def forget() -> None:
+        def forget():
             """Every sequence finds the same: an empty database."""
             with store.transactions.write() as session:
                 for table in reversed(Base.metadata.sorted_tables):
@@ -70,27 +69,27 @@ def checked(folder):
 
 def explore(folder, sequences):
     """Sends sequences of requests; the statuses that were answered."""
-    sent: Counter[int] = Counter()
+    sent = Counter()
     with checked(folder) as (schema, key, forget):
 
-        class Machine(schema.as_state_machine()):  # type: ignore[misc]
-            def setup(self) -> None:
+        class Machine(schema.as_state_machine()):
+            def setup(self):
                 forget()
 
-            def before_call(self, case: Case) -> None:
+            def before_call(self, case):
                 """Of the questions that were made up, most are replaced by some that make sense."""
                 number = len(repr(case.body))
                 is_valid = case.meta.generation.mode is GenerationMode.POSITIVE
                 if is_valid and case.method == "POST" and number % 4:
                     case.body = VALID[number % len(VALID)]
 
-            def get_call_kwargs(self, case: Case) -> dict[str, Any]:
+            def get_call_kwargs(self, case):
                 return {"headers": {"Authorization": key}}
 
-            def after_call(self, response: Any, case: Case) -> None:
+            def after_call(self, response, case):
                 sent[response.status_code] += 1
 
-            def validate_response(self, response: Any, case: Case, **more: Any) -> None:
+            def validate_response(self, response, case, **more):
                 case.validate_response(
                     response, excluded_checks=NOT_LOOKED_AT, transport_kwargs=more
                 )

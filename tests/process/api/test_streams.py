@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 
 import httpx
@@ -36,7 +35,7 @@ def study_id(store):
 
 
 def blocks(response):
-    block: dict[str, str] = {}
+    block = {}
     for line in response.iter_lines():
         if not line and block:
             yield block
@@ -87,7 +86,7 @@ def watches():
 @pytest.fixture
 def service(store, watches, monkeypatch):
 
-    def watch(keys: Keys, sessions: Sessions) -> Revocation:
+    def watch(keys, sessions):
         watches.append(Revocation(keys, sessions, look_s=LOOK_S))
         return watches[-1]
 
@@ -110,24 +109,24 @@ def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(
     owner, _ = keys.create("c", Allows.READ)
     sessions = Sessions(keys.transactions)
     mine, another = sessions.begin(owner.id), sessions.begin(owner.id)
-    polled: list[httpx.Response] = []
+    polled = []
 
-    def listen(**headers: str) -> None:
+    def listen(**headers):
         path = f"{service}/tune/{study_id}/events"
         with httpx.stream("GET", path, headers=headers, timeout=WITHIN_S) as answer:
             answer.read()  # it ends as a stream does
 
-    def poll() -> None:
+    def poll():
         headers = {"Authorization": f"Bearer {text}"}
         path = f"{service}/tune/{study_id}?wait=60"
         polled.append(httpx.get(path, headers=headers, timeout=WITHIN_S))
 
-    def started(work: Callable[[], None]) -> threading.Thread:
+    def started(work):
         thread = threading.Thread(target=work)
         thread.start()
         return thread
 
-    def ended(*threads: threading.Thread) -> None:
+    def ended(*threads):
         for thread in threads:
             thread.join(timeout=WITHIN_S)
             assert not thread.is_alive()

@@ -4,10 +4,8 @@ import sqlite3
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
@@ -29,7 +27,7 @@ def asked(number):
 
 @contextmanager
 def calling(store, **more):
-    app: FastAPI = create_app(store, Settings(_env_file=None, poll_s=0.02, **more))
+    app = create_app(store, Settings(_env_file=None, poll_s=0.02, **more))
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
 
@@ -53,7 +51,7 @@ def pragma(engine, begin, end):
     """Sets something for every connection, those that are open too, until left."""
     now = [begin]
 
-    def set_up(connection: Any, *_: object) -> None:
+    def set_up(connection, *_):
         connection.execute(now[0])
 
     engine.dispose()  # new ones are set up

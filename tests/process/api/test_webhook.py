@@ -32,7 +32,6 @@ def webhook(url, *options):
     environment = {"TUNER_URL": url, "TUNER_TIMEOUT_S": "60"}
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             port = process.stdout.readline().split()[-1]
             yield f"{'https' if options else 'http'}://127.0.0.1:{port}"
         finally:

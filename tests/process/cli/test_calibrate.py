@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tuner.cli import machine, main
-from tuner.core.cluster import Cluster
 
 CPU = ("--cluster", "cpu:2")
 CASE = (
@@ -19,7 +18,7 @@ def db(tmp_path, monkeypatch):
     """An absent database; calibrations time small cases only."""
     usual = machine.calibrate_argv
 
-    def quick(cluster: Cluster) -> list[str]:
+    def quick(cluster):
         return [*usual(cluster), "--quick"]
 
     monkeypatch.setattr(machine, "calibrate_argv", quick)

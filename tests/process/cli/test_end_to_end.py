@@ -32,7 +32,7 @@ LONGEST_S = 900.0
 def command(tiny):
     """The argv of a command about the tiny model; two settings are legal."""
 
-    def argv(name: str, *options: str) -> list[str]:
+    def argv(name, *options):
         return [
             *PROGRAM,
             name,
@@ -80,11 +80,11 @@ def run(argv, environment):
 
 @pytest.mark.usefixtures("judged")
 @pytest.mark.smoke
-def test_suggest_probes_answers_and_is_continued(command, environment, tmp_path):
+def test_suggest_probes_answers_and_is_continued(command, environment, preloaded, tmp_path):
     path = tmp_path / "accelerate.yaml"
     first = run(
         command("suggest", "--max-probes", "2", "--json", "--write", f"accelerate={path}"),
-        environment,
+        {**environment, **preloaded.environment},
     )
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)

@@ -6,7 +6,6 @@ import os
 import sys
 
 import pytest
-from mcp import Client, StdioServerParameters
 
 from tests.models import TINY
 from tuner.store import open_store
@@ -15,6 +14,8 @@ from tuner.store import open_store
 @pytest.fixture
 def agent(make_database, tmp_path):
     """Calls tools one after another in one process; gives each one's result."""
+    from mcp import Client, StdioServerParameters  # a second, which no other test needs
+
     url = make_database(tmp_path / "studies.db")
 
     def ask(*calls):

@@ -13,8 +13,6 @@ MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
 def test_a_case_at_a_time_is_answered_while_the_next_is_not_yet_there(case, environment):
     process = _start("predict", "--cases", "-", "--dry-runs", "none", env=environment)
     with process:
-        assert process.stdin
-        assert process.stdout
         for number in (1, 2):
             process.stdin.write(json.dumps({**case, "id": number}).encode() + b"\n")
             process.stdin.flush()
@@ -29,8 +27,6 @@ def test_a_closed_stdout_ends_it_quietly(case, tmp_path, environment):
     path.write_text((json.dumps(case) + "\n") * 3000)
     process = _start("predict", "--cases", str(path), "--dry-runs", "none", env=environment)
     with process:
-        assert process.stdout
-        assert process.stderr
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -40,8 +36,6 @@ def test_a_closed_stdout_ends_it_quietly(case, tmp_path, environment):
 def test_ctrl_c_leaves_what_was_answered(case, environment):
     process = _start("predict", "--cases", "-", "--dry-runs", "none", env=environment)
     with process:
-        assert process.stdin
-        assert process.stdout
         process.stdin.write(json.dumps(case).encode() + b"\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["fits"]

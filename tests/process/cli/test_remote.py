@@ -3,9 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import yaml
@@ -16,8 +14,7 @@ from tests.process.api.live import serving
 from tests.unit.api.studies import TINY, finish, probe
 from tuner.client import remote
 from tuner.client.answered import PlainLines
-from tuner.core.measurement import Measurement
-from tuner.core.study import Study, StudyState
+from tuner.core.study import StudyState
 from tuner.store import open_store
 
 
@@ -51,18 +48,18 @@ def working(store, monkeypatch):
     """Has a thread do a worker's work once a study is followed: ``working(ends, measurement)``."""
     threads, followed, watch = [], threading.Event(), remote.watch
 
-    def watched(*words: Any) -> None:
+    def watched(*words):
         followed.set()
         watch(*words)
 
-    def work(end: Callable[[str], Any], found: Measurement | None) -> None:
+    def work(end, found):
         assert followed.wait(60)
         study_id = store.studies()[0].id
         for _ in range(2):
             probe(store, study_id, found)
         end(study_id)
 
-    def start(end: Callable[[str], Any], found: Measurement | None = None) -> None:
+    def start(end, found=None):
         followed.clear()
         threads.append(threading.Thread(target=work, args=(end, found)))
         threads[-1].start()
@@ -93,7 +90,7 @@ def test_a_service_s_answer_is_shown_and_its_files_written(
 
 
 def test_an_answer_on_another_s_terms_is_refused(cli, asked, store, working, database):
-    def ask_otherwise_and_finish(study_id: str) -> None:
+    def ask_otherwise_and_finish(study_id):
         study = store.study(study_id)
         store.ask(study.question, replace(study.limits, headroom=0.25))
         finish(store, study_id)
@@ -127,10 +124,10 @@ def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(cli, ask
 
 def test_ctrl_c_leaves_the_study_and_says_how_to_cancel_it(cli, asked, store, url, monkeypatch):
     """Once its first event has come, so that it is read again."""
-    shown: list[Study] = []
+    shown = []
     show = PlainLines.show
 
-    def interrupt(lines: PlainLines, study: Study) -> None:
+    def interrupt(lines, study):
         show(lines, study)
         if shown and study is not shown[-1]:
             os.kill(os.getpid(), signal.SIGINT)

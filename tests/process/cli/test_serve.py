@@ -23,7 +23,7 @@ def became(monkeypatch, environment):
     """What the process became, instead of becoming it."""
     commands = []
 
-    def become(path: str, argv: list[str]) -> None:
+    def become(path, argv):
         assert path == argv[0]
         commands.append(argv)
         raise BecameError

@@ -6,7 +6,7 @@ import pytest
 
 from tuner.client.local import follow
 from tuner.client.worker_process import Signals
-from tuner.core.study import Limits, Study, StudyState
+from tuner.core.study import Limits, StudyState
 from tuner.errors import ProbeError, StoppedError
 from tuner.store import open_store
 
@@ -34,8 +34,8 @@ class Watching:
     def __init__(self, also=lambda study: None):
         """``also`` is shown everything too."""
         self._also = also
-        self.shown: list[Study] = []
-        self.notes: list[str] = []
+        self.shown = []
+        self.notes = []
         self.closed = False
 
     def progress_of(self, study):
@@ -109,7 +109,7 @@ def test_a_signal_ends_the_worker_and_keeps_the_probes(store, answered, lab, num
     study = store.ask(lab.question, Limits())
     sent = []
 
-    def send(shown: Study) -> None:
+    def send(shown):
         if shown.state is StudyState.RUNNING and not sent:
             sent.append(number)
             os.kill(os.getpid(), number)

@@ -15,7 +15,7 @@ from api.app import create_app
 from api.settings import Settings as ServiceSettings
 from tests.process.api.live import serving
 from tests.unit.api.studies import finish, probe
-from tuner.client.worker_process import Signals, Worker
+from tuner.client.worker_process import Worker
 from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState
 from tuner.store import open_store
@@ -40,7 +40,7 @@ def asked(tiny, environment):
 
 
 def test_what_is_stored_is_answered(asked, answered, tmp_path):
-    lines: list[str] = []
+    lines = []
     path = tmp_path / "a.yaml"
     found = tuner.suggest(**asked, write={"accelerate": path}, progress=lines.append)
     assert isinstance(found, tuner.Suggestion)
@@ -73,6 +73,19 @@ def test_an_answer_is_short_to_look_at_and_can_be_sent_to_another_process(asked,
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_a_file_in_use_is_dry_run_as_it_is_today_and_at_its_best(tiny, cli, tmp_path, preloading):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("{distributed_type: FSDP, num_processes: 2, fsdp_config: {fsdp_version: 2}}")
+    place = ["--model", tiny, "--cluster", "2xa100-80gb", "--framework", "accelerate"]
+    place += ["--global-batch-size", "8", "--sequence-length", "32", "--fidelity", "predicted"]
+    today = ["--settings", "micro_batch_size=2,sync_each_batch=true"]
+    found = cli("suggest", "--from", str(path), *place, *today, "--json")
+    assert found.code == 0, found.err
+    assert found.json["best"]["memory"]["basis"] == "dry_run"
+    today = found.json["from"]["today"]["prediction"]
+    assert today["memory"]["basis"] == "dry_run"
+
+
 def test_no_answer_is_an_error_with_what_is_known(asked, tmp_path, preloading):
     path = tmp_path / "a.yaml"
     place = {"cluster": "2xa100-80gb", "fidelity": "predicted", "memory_limit_gib": 0.001}
@@ -101,7 +114,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tm
     monkeypatch.setattr("tuner.client.local.worker_argv", lambda study_id, **_: argv)
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
 
-    def interrupt() -> None:
+    def interrupt():
         with open_store() as store:
             while not any(one.state is StudyState.RUNNING for one in store.studies()):
                 pass
@@ -110,7 +123,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tm
             for _ in range(100):  # short ones, as all of this process may stand still meanwhile
                 heard.wait(0.05)
 
-    def stop(worker: Worker, signals: Signals) -> None:
+    def stop(worker, signals):
         heard.set()
         stops(worker, signals)
 
@@ -139,7 +152,7 @@ def service(tmp_path, environment, monkeypatch):
 
 def test_a_service_answers(asked, service, database):
     url, store = service
-    lines: list[str] = []
+    lines = []
     wanted = {**asked, "global_batch_size": 16, "fidelity": "measured", "max_probes": 2}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(tuner.suggest, **wanted, server=url, progress=lines.append)

@@ -12,13 +12,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
-from tuner.dryrun import (
-    DryRunner,
-    DryRunStoppedError,
-    dry_run_versions,
-    plan_dry_runs,
-    process,
-)
+from tuner.dryrun import DryRunner, DryRunStoppedError, dry_run_versions, plan_dry_runs, process
 from tuner.errors import ProbeError
 from tuner.model import published_model as read
 
@@ -89,7 +83,7 @@ def test_a_silent_process_is_ended(monkeypatch):
 
 
 def test_an_exception_ends_the_process():
-    def fails() -> int:
+    def fails():
         with runner() as known:
             pid = next(known.ask([{"id": "a"}]))["trace"]["pid"]
             raise KeyError(pid)

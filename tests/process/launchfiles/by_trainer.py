@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from workers.probe.quantized import quantized_linears
 DOCUMENTS, STEPS = (5, 3), 2
 
 
-def trained(folder: Path, model: str, output: str) -> dict[str, Any]:
+def trained(folder, model, output):
     """What two optimizer steps did, on this rank's device: a CPU, whatever the file is for."""
     file = json.loads((folder / "training_args.json").read_text())
     more = {"use_cpu": True, "output_dir": output, "max_steps": STEPS, "report_to": "none"}
@@ -33,7 +32,7 @@ def trained(folder: Path, model: str, output: str) -> dict[str, Any]:
     (args,) = HfArgumentParser(TrainingArguments).parse_dict({**file, **more, **quiet})
     beside = json.loads((folder / "beside.json").read_text())
     load = next(text.partition("\n")[2] for text in beside if "from_pretrained" in text)
-    names: dict[str, Any] = {"MODEL": model}
+    names = {"MODEL": model}
     exec(load, names)
     packing = next(text for text in beside if "data_collator=" in text)
     collator = packing[packing.index("lambda rows") :].partition(". Its rows have ")[0]
@@ -59,7 +58,7 @@ def trained(folder: Path, model: str, output: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main():
     model, output, *folders = sys.argv[1:]
     for folder in folders:
         found = trained(Path(folder), model, output)

@@ -1,8 +1,5 @@
 """The environment that accelerate's launcher makes of a file."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tests.process.launchfiles.facts import OURS, environment_of
@@ -11,12 +8,10 @@ from tuner.launchfiles import export
 
 
 @pytest.fixture
-def launched_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], dict[str, str]]:
+def launched_environment(tmp_path, monkeypatch):
     """Puts this process into the environment that ``accelerate launch`` makes of a case's file."""
 
-    def enter(name: str) -> dict[str, str]:
+    def enter(name):
         path = tmp_path / f"{name}.yaml"
         path.write_text(export("accelerate", *CASES[name].parts(), ABOUT), encoding="utf-8")
         made = environment_of(str(path))

@@ -14,9 +14,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,38 +31,38 @@ RATE = 1e-3
 class Facts:
     """What is seen of each optimizer step, by hooks of torch's that all scripts pass."""
 
-    def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
-        self.losses: list[float] = []
+    def __init__(self):
+        self.steps = []
+        self.losses = []
         self._tracker = StorageTracker(Phase())
-        self._called: dict[int, torch.nn.Module] = {}
-        self._held: list[int] = []
+        self._called = {}
+        self._held = []
         self._clips = 0
-        self._computed: set[str] = set()
+        self._computed = set()
         self._on_host = 0
 
     @contextlib.contextmanager
-    def of(self) -> Iterator[None]:
+    def of(self):
         """Records while it lasts."""
         backward, clip = torch.Tensor.backward, torch.nn.utils.clip_grad_norm_
         save = torch.autograd.graph.save_on_cpu.__init__
 
-        def seen_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        def seen_backward(loss, *args, **kwargs):
             self._held.append(self._tracker.current_bytes)
             self.losses.append(float(loss.detach()))
-            backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+            backward(loss, *args, **kwargs)
 
-        def seen_clip(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def seen_clip(*args, **kwargs):
             self._clips += 1
             return clip(*args, **kwargs)
 
-        def seen_save(*args: Any, **kwargs: Any) -> None:
+        def seen_save(*args, **kwargs):
             self._on_host += 1
             # as on GPUs: for a device of its own kind a CPU's rank would try to pin
             save(*args, **{**kwargs, "device_type": "cuda"})
 
-        torch.autograd.graph.save_on_cpu.__init__ = seen_save  # type: ignore[method-assign]
-        torch.Tensor.backward = seen_backward  # type: ignore[method-assign,assignment]
+        torch.autograd.graph.save_on_cpu.__init__ = seen_save
+        torch.Tensor.backward = seen_backward
         torch.nn.utils.clip_grad_norm_ = seen_clip
         hooks = [
             register_optimizer_step_pre_hook(self._before),
@@ -76,24 +74,24 @@ class Facts:
             with self._tracker:
                 yield
         finally:
-            torch.autograd.graph.save_on_cpu.__init__ = save  # type: ignore[method-assign]
-            torch.Tensor.backward = backward  # type: ignore[method-assign]
+            torch.autograd.graph.save_on_cpu.__init__ = save
+            torch.Tensor.backward = backward
             torch.nn.utils.clip_grad_norm_ = clip
             for hook in hooks:
                 hook.remove()
 
-    def _call(self, module: torch.nn.Module, _: Any) -> None:
+    def _call(self, module, _):
         self._called[id(module)] = module
 
-    def _result(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+    def _result(self, module, _, output):
         if isinstance(module, torch.nn.Linear):
             self._computed.add(str(output.dtype))
 
-    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before(self, optimizer, *_):
         of_step = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in of_step if p.grad is not None]
         calls = [call for call in self._tracker.calls if call.dtype.is_floating_point]
-        sent: Counter[str] = Counter()
+        sent = Counter()
         for call in calls:
             if call.op != "broadcast":  # of buffers, which releases have more or fewer of
                 sent[f"{call.op} {call.dtype}"] += call.bytes
@@ -114,7 +112,7 @@ class Facts:
             ),
         })  # fmt: skip
 
-    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after(self, optimizer, *_):
         states = [t for state in optimizer.state.values() for t in state.values()]
         self.steps[-1]["state"] = _formats([t for t in states if torch.is_tensor(t) and t.dim()])
         self.steps[-1]["peak_bytes"] = self._tracker.peak_bytes
@@ -126,18 +124,18 @@ class Facts:
         self._clips = self._on_host = 0
 
 
-def _formats(tensors: list[torch.Tensor]) -> dict[str, int]:
+def _formats(tensors):
     """Elements on this rank by number format."""
-    found: Counter[str] = Counter()
+    found = Counter()
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         found[str(local.dtype)] += local.numel()
     return dict(sorted(found.items()))
 
 
-def units(modules: list[torch.nn.Module]) -> list[dict[str, Any]]:
+def units(modules):
     """FSDP2's groups of parameters, in the order of forward."""
-    found: dict[int, dict[str, Any]] = {}
+    found = {}
     for module in modules:
         state = getattr(module, "_get_fsdp_state", lambda: None)()
         group = state._fsdp_param_group if state is not None else None
@@ -160,22 +158,21 @@ def units(modules: list[torch.nn.Module]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def environment_of(path: str) -> dict[str, str]:
+def environment_of(path):
     """What ``accelerate launch`` hands on of a file."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     argv = ["--config_file", path, "--main_process_port", "0", "script.py"]
     args, *_ = _validate_launch_command(launch_command_parser().parse_args(argv))
-    made: dict[str, str] = prepare_multi_gpu_env(args)
-    return made
+    return prepare_multi_gpu_env(args)
 
 
 OURS = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
 @contextlib.contextmanager
-def as_launched(path: str | None) -> Iterator[None]:
+def as_launched(path):
     """This process's environment as of a file; clean of the job's before."""
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(OURS)}
     if path is not None:
@@ -189,7 +186,7 @@ def as_launched(path: str | None) -> Iterator[None]:
         os.environ.update(kept)
 
 
-def enter_fsdp() -> None:
+def enter_fsdp():
     """Have every Accelerator be on the CPU, and enter FSDP there as it does on GPUs
     (``AcceleratorState.__init__``)."""
     import accelerate
@@ -200,7 +197,7 @@ def enter_fsdp() -> None:
     if hasattr(accelerate, "ParallelismConfig"):  # it takes processes of GPUs alone
         accelerate.ParallelismConfig._validate_accelerator = lambda *_: None
 
-    def enter(self: Accelerator, *args: Any, **kwargs: Any) -> None:
+    def enter(self, *args, **kwargs):
         plugin = kwargs.get("fsdp_plugin")
         if plugin is None and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true":
             plugin = FullyShardedDataParallelPlugin()
@@ -222,20 +219,20 @@ def enter_fsdp() -> None:
     Accelerator.__init__ = enter
 
 
-def code_of(file: str) -> str:
+def code_of(file):
     """The code between the fences in the file's comments."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     start, end = lines.index("# ```python"), lines.index("# ```")
     return "\n".join(line[2:] for line in lines[start + 1 : end])
 
 
-def dataset_of(count: int, length: int) -> list[dict[str, torch.Tensor]]:
+def dataset_of(count, length):
     torch.manual_seed(0)
     tokens = torch.randint(0, 64, (count, length))
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def train(job: dict[str, Any], model: str) -> None:
+def train(job, model):
     """Two optimizer steps of a job."""
     dataset = dataset_of(2 * job["global_batch_size"], job["sequence_length"])
     if job["kind"] == "accelerate":
@@ -249,7 +246,7 @@ def train(job: dict[str, Any], model: str) -> None:
         as_probe(job["spec"])
 
 
-def with_trainer(job: dict[str, Any], model: str, dataset: Any) -> None:
+def with_trainer(job, model, dataset):
     from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
 
     (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(job["path"])
@@ -257,7 +254,7 @@ def with_trainer(job: dict[str, Any], model: str, dataset: Any) -> None:
     arguments.disable_tqdm, arguments.learning_rate = True, RATE
     dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
     if job.get("code"):  # beside the file
-        names: dict[str, Any] = {"MODEL": model}
+        names = {"MODEL": model}
         exec(job["code"], names)
         loaded = names["model"]
     else:
@@ -266,13 +263,11 @@ def with_trainer(job: dict[str, Any], model: str, dataset: Any) -> None:
     Trainer(model=loaded, args=arguments, train_dataset=dataset).train()
 
 
-def with_module(path: str, model: str, dataset: Any) -> None:
+def with_module(path, model, dataset):
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    tuned: Any = importlib.util.module_from_spec(spec)
+    tuned = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tuned)
     mesh = tuned.start()
     prepared = tuned.prepare(tuned.load(model), mesh)
@@ -281,11 +276,10 @@ def with_module(path: str, model: str, dataset: Any) -> None:
         tuned.train_step(prepared, optimizer, batches)
 
 
-def as_probe(values: dict[str, Any]) -> None:
+def as_probe(values):
     from workers.probe.device import open_device
     from workers.probe.spec import parse_spec
-    from workers.probe.stack import build_stack
-    from workers.probe.step import optimizer_step
+    from workers.probe.stack import build_stack, optimizer_step
 
     spec = parse_spec(values)
     device = open_device("cpu", Phase(), local_rank=dist.get_rank(), limit_bytes=None)
@@ -297,7 +291,7 @@ def as_probe(values: dict[str, Any]) -> None:
         optimizer_step(stack, batches, lambda _: None)
 
 
-def main() -> None:
+def main():
     model, jobs = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

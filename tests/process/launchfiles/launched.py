@@ -12,9 +12,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -24,7 +22,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ParallelismConfig
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.process.moving import Values, moved, values_of
+from tests.process.moving import moved, values_of
 from workers.probe.tracker import Phase, StorageTracker
 
 COLLECTIVES = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
@@ -34,11 +32,11 @@ SEQUENCES, TOKENS = 16, 8
 class Collectives(TorchDispatchMode):
     """Counts collectives, with the number format of what they send."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._overloadpacket._qualified_op_name.split("::")[-1]
         if name in COLLECTIVES:
             sent = args[1] if name.endswith("base_") else args[0][0]
@@ -48,12 +46,12 @@ class Collectives(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def seen_at_backward(tracker: StorageTracker) -> Iterator[list[int]]:
+def seen_at_backward(tracker):
     """Bytes of live tensors as each backward begins."""
-    found: list[int] = []
+    found = []
     original = Accelerator.backward
 
-    def backward(self: Accelerator, loss: torch.Tensor, **kwargs: Any) -> None:
+    def backward(self, loss, **kwargs):
         found.append(tracker.current_bytes)
         original(self, loss, **kwargs)
 
@@ -62,12 +60,12 @@ def seen_at_backward(tracker: StorageTracker) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def seen_when_prepared() -> Iterator[Values]:
+def seen_when_prepared():
     """Parameters as the model is prepared, each rank's part."""
-    found: Values = {}
+    found = {}
     original = Accelerator.prepare
 
-    def prepare(self: Accelerator, *args: Any) -> Any:
+    def prepare(self, *args):
         prepared = original(self, *args)
         with _disable_current_modes():  # copies are not of the step
             found.update(values_of(prepared[0]))
@@ -77,7 +75,7 @@ def seen_when_prepared() -> Iterator[Values]:
         yield found
 
 
-def code_of(file: str) -> str:
+def code_of(file):
     """The code between the fences in the file's comments."""
     text = Path(file).read_text(encoding="utf-8")
     fsdp = yaml.safe_load(text).get("fsdp_config", {})
@@ -88,7 +86,7 @@ def code_of(file: str) -> str:
     return "\n".join(line[2:] for line in lines[start + 1 : end])
 
 
-def run(file: str, model: str) -> dict[str, Any]:
+def run(file, model):
     """Execute the file's code on synthetic tokens."""
     AcceleratorState._reset_state()
     GradientState._reset_state()
@@ -112,7 +110,7 @@ def run(file: str, model: str) -> dict[str, Any]:
     }
 
 
-def in_force(names: dict[str, Any]) -> dict[str, Any]:
+def in_force(names):
     accelerator, model = names["accelerator"], names["model"]
     return {
         "processes": accelerator.num_processes,
@@ -129,7 +127,7 @@ def in_force(names: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_checkpointed(module: torch.nn.Module) -> bool:
+def _is_checkpointed(module):
     name = type(module).__name__
     if name.endswith("CheckpointWrapper"):
         return True
@@ -137,11 +135,11 @@ def _is_checkpointed(module: torch.nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def fsdp_on_cpu() -> Iterator[None]:
+def fsdp_on_cpu():
     """Have every Accelerator enter FSDP as it does on GPUs (``AcceleratorState.__init__``)."""
     original = Accelerator.__init__
 
-    def enter(self: Accelerator, *args: Any, **kwargs: Any) -> None:
+    def enter(self, *args, **kwargs):
         plugin = kwargs.get("fsdp_plugin") or FullyShardedDataParallelPlugin()
         original(self, *args, **{**kwargs, "cpu": True})
         if self.mixed_precision != "no":
@@ -160,7 +158,7 @@ def fsdp_on_cpu() -> Iterator[None]:
         Accelerator.__init__ = original
 
 
-def main() -> None:
+def main():
     model, *rest = sys.argv[1:]
     files = [file for file in rest if file != "--fsdp-on-cpu"]
     with fsdp_on_cpu() if "--fsdp-on-cpu" in rest else contextlib.nullcontext():

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCH_S = 900.0
@@ -17,7 +15,7 @@ TOLD = ("ACCELERATE_", "FSDP_", "TUNED_")
 """Of variables by which another launch's settings would leak into this one."""
 
 
-def launched(command: list[str], cwd: Path | None = None, **environment: str) -> str:
+def launched(command, cwd=None, **environment):
     """What a command printed; it must succeed, and nothing of it is left."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(TOLD)}
     ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -30,12 +28,12 @@ def launched(command: list[str], cwd: Path | None = None, **environment: str) ->
     return out
 
 
-def all_json(out: str) -> list[dict[str, Any]]:
+def all_json(out):
     """Lines of JSON that were printed."""
     return [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
 
 
-def save_tiny_llama(folder: Path, *, tied: bool = False, std: float = 0.02, **shape: Any) -> Path:
+def save_tiny_llama(folder, *, tied=False, std=0.02, **shape):
     """A checkpoint of a Llama with 2 layers, in fp32; ``std`` is of its random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -57,9 +55,7 @@ def save_tiny_llama(folder: Path, *, tied: bool = False, std: float = 0.02, **sh
 
 
 @contextlib.contextmanager
-def _group(
-    command: list[str], environment: dict[str, str], cwd: Path | None
-) -> Iterator[subprocess.Popen[str]]:
+def _group(command, environment, cwd):
     """The command in a process group of its own, of which nothing is left afterwards."""
     process = subprocess.Popen(
         command,

@@ -7,7 +7,6 @@ import warnings
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,12 +29,12 @@ ACCELERATE = FrameworkName.ACCELERATE
 SCRIPT = Path(__file__).parent / "launched.py"
 
 
-def test_number_formats_are_the_probes() -> None:
+def test_number_formats_are_the_probes():
     for formats in itertools.product(Precision, ReduceDtype, ("ddp", "full_shard")):
         check_formats(*formats)
 
 
-def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str) -> None:
+def check_formats(precision, reduce_dtype, sharding):
     workload = {"precision": precision, "reduce_dtype": reduce_dtype}
     code = script(*Case(settings=f"sharding={sharding}", workload=workload).parts())
     dtype = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
@@ -52,7 +51,7 @@ def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str
     assert ("param_dtype=torch.bfloat16" in code) is (sharding != "ddp" and mixed)
 
 
-def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
+def test_the_adapter_is_the_probe_s(tmp_path):
     """Code that is written, also for the Trainer, gives a model on a device what the probe program
     gives one on none."""
     from workers.probe.model import add_adapter, build_on_meta
@@ -68,7 +67,7 @@ def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
         load = code[code.index("model = AutoModel") : code.index("\noptimizer = ")]
         told = FORMATS["trainer"].beside(*Case(settings="sharding=ddp", workload=workload).parts())
         (beside,) = [one.partition("\n")[2] for one in told if "get_peft_model" in one]
-        known: dict[str, Any] = {"MODEL": path, "torch": torch}
+        known = {"MODEL": path, "torch": torch}
         exec(beside, known)
         of_trainer = described(known["model"])
         exec("\n".join([*imports, load]), known)
@@ -86,7 +85,7 @@ def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", PackingVariant)
-def test_packed_batches_are_the_probe_s(variant: PackingVariant) -> None:
+def test_packed_batches_are_the_probe_s(variant):
     """Code that is written, also for the Trainer, makes of documents what the probe runs."""
     import torch
     from transformers import DataCollatorWithFlattening
@@ -107,7 +106,7 @@ def test_packed_batches_are_the_probe_s(variant: PackingVariant) -> None:
     else:
         rows = [{"documents": [part.tolist() for part in row.split(lengths)]} for row in tokens]
     wanted = batch_of(tokens, {"variant": variant, "documents": lengths}, torch.bfloat16)
-    made = [known["collate"](rows)]  # type: ignore[operator]
+    made = [known["collate"](rows)]
     if variant is PackingVariant.BLOCK_DIAGONAL:  # a mask comes where the batch is, in the loop
         use = next(line for line in code.splitlines() if "block_mask(batch" in line)
         exec(use.strip(), known | {"batch": made[0]})
@@ -128,7 +127,7 @@ TINY_FIELDS = (
 )  # fmt: skip
 
 
-def scales_of(model: Any) -> int:
+def scales_of(model):
     """Layers whose packed weights have scales as the probe's."""
     kinds = {"quant_type": "nf4", "blocksize": 64, "nested": True, "dtype": torch.bfloat16}
     layers = quantized_linears(model).values()
@@ -138,16 +137,16 @@ def scales_of(model: Any) -> int:
     return len(layers)
 
 
-def described(model: Any) -> list[tuple[str, Any, Any, bool]]:
+def described(model):
     return [(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()]
 
 
-def fields_of(model: Any) -> dict[str, Any]:
+def fields_of(model):
     """All of peft's settings but the name of the model's folder."""
     return {**model.peft_config["default"].to_dict(), "base_model_name_or_path": None}
 
 
-def test_optimizers_step_as_the_probe_s(tmp_path: Path) -> None:
+def test_optimizers_step_as_the_probe_s(tmp_path):
     """Those that exported code makes, with accelerate and with torch alone."""
     from accelerate.state import AcceleratorState, GradientState
     from transformers import AutoModelForCausalLM
@@ -166,7 +165,7 @@ def test_optimizers_step_as_the_probe_s(tmp_path: Path) -> None:
             settings="sharding=ddp,micro_batch_size=4",
             workload={"optimizer": optimizer, "precision": Precision.FP32},
         )  # fmt: skip
-        known: dict[str, Any] = {
+        known = {
             "MODEL": path, "DATASET": dataset, "LEARNING_RATE": LEARNING_RATE,
         }  # fmt: skip
         with warnings.catch_warnings():
@@ -176,7 +175,7 @@ def test_optimizers_step_as_the_probe_s(tmp_path: Path) -> None:
             finally:
                 AcceleratorState._reset_state(reset_partial_state=True)
                 GradientState._reset_state()
-            own: dict[str, Any] = {}
+            own = {}
             exec(module(*case.parts()), own)
             stepped = own["make_optimizer"](made[0], LEARNING_RATE)
             own["train_step"](made[0], stepped, [batch])
@@ -190,7 +189,7 @@ def test_optimizers_step_as_the_probe_s(tmp_path: Path) -> None:
                 assert torch.equal(got, wanted), optimizer
 
 
-def test_sharded_code_stops_on_a_cpu(launched_environment: Any) -> None:
+def test_sharded_code_stops_on_a_cpu(launched_environment):
     from accelerate.state import AcceleratorState, GradientState
 
     launched_environment("full_shard_cpu")
@@ -206,14 +205,14 @@ def test_sharded_code_stops_on_a_cpu(launched_environment: Any) -> None:
 
 
 @pytest.fixture
-def tiny_model(tmp_path: Path) -> Path:
+def tiny_model(tmp_path):
     """A checkpoint whose embedding is lm_head's too."""
     return save_tiny_llama(tmp_path / "model", tied=True)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("preloading")
-def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path, tiny_model):
     """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
     other = Case(
         model="stories15m",
@@ -247,7 +246,7 @@ def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_mo
 
 
 @pytest.mark.usefixtures("preloading")
-def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_launched_processes_shard_as_the_file_says(tmp_path, tiny_model):
     """16 sequences in 2 optimizer steps of 2 micro-batches; 2 layers and the rest are sharded.
 
     FSDP's option keeps what the script's own checkpointing keeps, which is the probe's, and which
@@ -304,7 +303,7 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
     assert frozen["collectives"]["reduce_scatter_base torch.float32"] == 2 * 2
 
 
-def _launch(config: Path, model: Path, *arguments: object) -> list[dict[str, Any]]:
+def _launch(config, model, *arguments):
     """Lines of JSON that the launched script printed."""
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     command += ["--config_file", str(config), "--main_process_port", "0"]

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ ASKED = {
 
 
 @pytest.mark.slow
-def test_two_processes_train_adapters_on_packed_documents(tmp_path: Path) -> None:
+def test_two_processes_train_adapters_on_packed_documents(tmp_path):
     """Two steps of a tiny Llama: adapters move and nothing else does, and gradients are reduced
     as often as the file says."""
     folders = []
@@ -48,7 +47,7 @@ def test_two_processes_train_adapters_on_packed_documents(tmp_path: Path) -> Non
     out = launched([*command, str(model), *map(str, [tmp_path, *folders])], PYTHONPATH=str(ROOT))
     qlora, lora = all_json(out)
     linears = 2 * 7  # each with two matrices beside it
-    same: dict[str, Any] = {"processes": 2, "optimizer_steps": 2, "optimizer": "AdamW"}
+    same = {"processes": 2, "optimizer_steps": 2, "optimizer": "AdamW"}
     for found in (qlora, lora):
         assert {key: found[key] for key in same} == same
         assert found["moved"] == {"trained": [2 * linears] * 2, "frozen": [0, 2 * 9 + 3]}

@@ -4,10 +4,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,7 @@ from tuner.space import check_settings
 
 # Many tokens for a small model: see FEW_BYTES.
 TOKENS, VOCABULARY, HIDDEN = 256, 256, 64
-SHAPE: dict[str, Any] = {
+SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 64,
     "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
     "max_position_embeddings": TOKENS, "tie_word_embeddings": False,
@@ -39,7 +37,7 @@ WIDE = {"reduce_dtype": ReduceDtype.FP32}
 WIDE_SGD = {**MIXED, **WIDE, "optimizer": Optimizer.SGD}
 FULL, FUSED = "activation_checkpointing=full", "fused_loss=true"
 # Settings on two GPUs, or on groups of two, and more of the workload.
-STEPS: Mapping[str, tuple[str, dict[str, Any]]] = {
+STEPS = {
     "full_shard": (f"sharding=full_shard,{TWICE}=true", MIXED),
     "shard_grad_op": (f"sharding=shard_grad_op,{TWICE}=true,{FULL}", BF16),
     "no_sync": (f"sharding=full_shard,{TWICE}=false,cpu_offload=true", FP32),
@@ -90,7 +88,7 @@ OLD = (
 )  # fmt: skip
 
 
-def _question(name: str, framework: str, releases: Mapping[str, str]) -> Any:
+def _question(name, framework, releases):
     """Question and settings; the model is that of the checkpoint."""
     known, (text, workload) = FORMATS[framework], STEPS[name]
     # only of those that the framework is built on
@@ -108,7 +106,7 @@ def _question(name: str, framework: str, releases: Mapping[str, str]) -> Any:
     return replace(question, workload=replace(question.workload, model=model)), settings
 
 
-def _on_cpu(code: str) -> str:
+def _on_cpu(code):
     """A module for GPUs, for ranks of a CPU."""
     for gpu, cpu in (
         ('"nccl"', '"gloo"'),
@@ -121,21 +119,14 @@ def _on_cpu(code: str) -> str:
     return code
 
 
-def _job(
-    folder: Path,
-    name: str,
-    kind: str,
-    releases: Mapping[str, str],
-    changed: str = "",
-    to: Any = None,
-) -> dict[str, Any] | None:
+def _job(folder, name, kind, releases, changed="", to=None):
     """What ``facts.py`` is told; nothing where the format refuses the settings.
 
     A flag of the file can be ``changed`` to another value; it is of the job's name then.
     """
     question, settings = _question(name, "accelerate" if kind == "probe" else kind, releases)
     work = question.workload
-    job: dict[str, Any] = {
+    job = {
         "name": f"{name} {changed}".strip(),
         "kind": kind,
         "path": None,
@@ -170,21 +161,13 @@ def _job(
     return {**job, "path": str(path)}
 
 
-def _facts(
-    folder: Path,
-    steps: Iterable[str],
-    kinds: Iterable[str],
-    releases: Mapping[str, str] = STATED,
-    packages: Path | None = None,
-    changes: Iterable[tuple[str, str, str, Any]] = (),
-    ranks: int = 2,
-) -> dict[tuple[str, str], dict[str, Any]]:
+def _facts(folder, steps, kinds, releases=STATED, packages=None, changes=(), ranks=2):
     """Facts of a step by its name and what made it, of two ranks; ``packages`` go before ours.
 
     ``changes`` are of a step, a format, a flag and its other value.
     """
     save_tiny_llama(folder / "model", **SHAPE)
-    wanted: list[tuple[Any, ...]] = [(name, kind) for name in steps for kind in kinds]
+    wanted = [(name, kind) for name in steps for kind in kinds]
     told = ((name, kind, releases, *rest) for name, kind, *rest in (*wanted, *changes))
     jobs = [job for one in told if (job := _job(folder, *one)) is not None]
     (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
@@ -197,7 +180,7 @@ def _facts(
     return found
 
 
-def _of_trainer(probe: dict[str, Any]) -> dict[str, Any]:
+def _of_trainer(probe):
     """What the Trainer does to a step by itself: it clips, which sums a norm over shards; and it
     leaves number formats to accelerate, which under autocast casts outputs too."""
     expected = {**probe, "clips": 1}
@@ -210,7 +193,7 @@ def _of_trainer(probe: dict[str, Any]) -> dict[str, Any]:
     return expected
 
 
-def _of_root_unit(probe: dict[str, Any]) -> dict[str, Any]:
+def _of_root_unit(probe):
     """The probe's facts as of accelerate before 1.14, where embedding and head are the root's."""
     if not probe["units"]:
         return probe
@@ -226,9 +209,7 @@ def _of_root_unit(probe: dict[str, Any]) -> dict[str, Any]:
     return {**probe, "units": units, "collectives": counts, "sent_bytes": sent}
 
 
-def _assert_same(
-    found: dict[str, Any], expected: dict[str, Any], about: object, more: float = 0.0
-) -> None:
+def _assert_same(found, expected, about, more=0.0):
     """``more`` bytes are held at the peak beside those expected, or at least half of them."""
     for key in SAME:
         assert found[key] == expected[key], (about, key)
@@ -240,14 +221,14 @@ def _assert_same(
     assert more / 2 - FEW_BYTES < peak < FEW_BYTES + more, (about, peak)
 
 
-def _priced(name: str, releases: Mapping[str, str]) -> float:
+def _priced(name, releases):
     """What is predicted to be held at the peak beside it for these releases."""
     question, settings = _question(name, "accelerate", releases)
     beside = script_bytes(question.workload, settings, 1, question.framework, PLAIN)
     return sum(beside[Phase.BACKWARD].values())
 
 
-def _check(found: dict[tuple[str, str], dict[str, Any]]) -> None:
+def _check(found):
     for (name, kind), facts in found.items():
         if kind != "probe":
             probe = found[name, "probe"]
@@ -257,7 +238,7 @@ def _check(found: dict[tuple[str, str], dict[str, Any]]) -> None:
 
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.slow
-def test_a_step_under_each_file_is_the_probes(tmp_path: Path) -> None:
+def test_a_step_under_each_file_is_the_probes(tmp_path):
     """Two optimizer steps of two micro-batches on two ranks, of accelerate's, the Trainer's and
     torch's files."""
     found = _facts(tmp_path, ("full_shard", "shard_grad_op"), ("probe", *FORMATS))
@@ -268,7 +249,7 @@ def test_a_step_under_each_file_is_the_probes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPLIT)
-def test_a_step_that_transformers_splits_is_the_probes(tmp_path: Path, name: str) -> None:
+def test_a_step_that_transformers_splits_is_the_probes(tmp_path, name):
     """Of accelerate and the Trainer, whose model transformers splits and shards as it loads it: the
     same collectives and units as of the probe's own tensor parallelism."""
     found = _facts(tmp_path, (name,), ("probe", "accelerate", "trainer"), ranks=SPLIT[name])
@@ -310,7 +291,7 @@ CHANGES = (
 
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.long
-def test_every_step_is_the_probes_and_no_fact_is_blind_to_a_flag(tmp_path: Path) -> None:
+def test_every_step_is_the_probes_and_no_fact_is_blind_to_a_flag(tmp_path):
     changes = [change[:4] for change in CHANGES]
     whole = STEPS.keys() - SPLIT.keys()
     found = _facts(tmp_path, sorted(whole), ("probe", *FORMATS), changes=changes)
@@ -325,9 +306,7 @@ def test_every_step_is_the_probes_and_no_fact_is_blind_to_a_flag(tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.parametrize(("releases", "refused"), OLD, ids=("1.8", "1.11"))
-def test_a_step_of_old_releases_is_the_probes(
-    tmp_path: Path, releases: dict[str, str], refused: dict[str, set[str]]
-) -> None:
+def test_a_step_of_old_releases_is_the_probes(tmp_path, releases, refused):
     """In an environment of their own, which is made for it, from PyPI."""
     packages = tmp_path / "packages"
     wanted = [f"{package}=={release}" for package, release in releases.items()]

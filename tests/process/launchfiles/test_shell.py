@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,16 +25,16 @@ sys.stdout.write(json.dumps({**place, **told, "arguments": sys.argv[1:]}) + "\\n
 DDP = "sharding=ddp,gradient_accumulation_steps=4"
 
 
-def _case(cluster: str, settings: str, **more: Any) -> Case:
+def _case(cluster, settings, **more):
     given = {"model": "stories15m", "sequence_length": 128, **more}
     return Case(cluster=cluster, settings=settings, **given)
 
 
-def _text(name: str, cluster: str, settings: str = DDP, **more: Any) -> str:
+def _text(name, cluster, settings=DDP, **more):
     return export(name, *_case(cluster, settings, **more).parts(), ABOUT)
 
 
-def test_torchrun_starts_the_ranks_with_the_settings(tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_with_the_settings(tmp_path):
     text = _text("torchrun", "cpu:2")
     (tmp_path / "torchrun.sh").write_text(text, encoding="utf-8")
     (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
@@ -50,7 +49,7 @@ def test_torchrun_starts_the_ranks_with_the_settings(tmp_path: Path) -> None:
         assert found["TUNED_GRADIENT_ACCUMULATION_STEPS"] == "4"
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_said(tmp_path):
     fp32 = {"workload": {"precision": Precision.FP32}}
     for name, told in (("torchrun", "sh torchrun.sh"), ("trainer-flags", "sh trainer.sh"),
                        ("sbatch", "sbatch tuned.sbatch")):  # fmt: skip
@@ -113,7 +112,7 @@ os._exit(0)  # threads of libraries that still run can abort an orderly end
 """
 
 
-def _trained(folder: Path, name: str, case: Case, **environment: str) -> dict[str, Any]:
+def _trained(folder, name, case, **environment):
     """What was seen of 16 sequences that a file's Trainer trained on, on two processes."""
     (folder / "launched.py").unlink(missing_ok=True)
     (folder / "launched.py").symlink_to(Path(__file__).parent / "launched.py")
@@ -131,7 +130,7 @@ def _trained(folder: Path, name: str, case: Case, **environment: str) -> dict[st
 
 
 @pytest.mark.long
-def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
+def test_the_trainer_does_what_its_arguments_say(tmp_path):
     """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
     save_tiny_llama(tmp_path / "model", tied=True)
     for name, sync, reductions, precision, reduced in (
@@ -151,9 +150,7 @@ def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method", [AdapterMethod.QLORA, pytest.param(AdapterMethod.LORA, marks=pytest.mark.long)]
 )
-def test_the_trainer_trains_an_adapter_on_packed_rows(
-    tmp_path: Path, method: AdapterMethod
-) -> None:
+def test_the_trainer_trains_an_adapter_on_packed_rows(tmp_path, method):
     """With what is told beside the file: adapters move and nothing else, and their gradients alone
     are reduced, of each micro-batch."""
     save_tiny_llama(tmp_path / "model")
@@ -179,5 +176,5 @@ def test_the_trainer_trains_an_adapter_on_packed_rows(
     assert found["checkpointed"] == 1
 
 
-def _beside(name: str, case: Case) -> tuple[str, ...]:
+def _beside(name, case):
     return FORMATS[name].beside(*case.parts())

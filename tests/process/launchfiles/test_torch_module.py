@@ -4,7 +4,6 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from tuner.launchfiles.torch_module import module
 HERE = Path(__file__).parent
 
 
-def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
+def test_the_code_has_no_unknown_or_unused_names(tmp_path):
     """That of modules for torch's own loop, and that in files for accelerate."""
     makers = {"torch": module, "accelerate": script}
     kinds = ("ddp", "full_shard", "hybrid_shard,cpu_offload=true", "full_shard,tp_size=2",
@@ -59,7 +58,7 @@ def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_what_it_takes_of_the_probe_program_is_there() -> None:
+def test_what_it_takes_of_the_probe_program_is_there():
     """Exported modules outlive versions of this program: these names and arguments are kept."""
     import inspect
 
@@ -77,7 +76,7 @@ def test_what_it_takes_of_the_probe_program_is_there() -> None:
     ]
 
 
-def test_selective_checkpointing_keeps_what_the_probe_keeps() -> None:
+def test_selective_checkpointing_keeps_what_the_probe_keeps():
     from workers.probe.checkpointing import ATTENTION, PRODUCTS
     from workers.probe.checkpointing import VARLEN_FORWARD as VARLEN
 
@@ -98,7 +97,7 @@ DEFERRED = "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=fal
 EACH = "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=true"
 
 
-def _trained(folder: Path, *kinds: tuple[str, str], **workload: Any) -> list[dict[str, Any]]:
+def _trained(folder, *kinds, **workload):
     """What was seen of each of some settings, on clusters of one size."""
     paths = []
     for number, (cluster, settings) in enumerate(kinds):
@@ -118,7 +117,7 @@ def _trained(folder: Path, *kinds: tuple[str, str], **workload: Any) -> list[dic
 
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.slow
-def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
+def test_two_processes_train_what_one_trains(tmp_path):
     """Two optimizer steps of two micro-batches; sharded in 2 layers, the embedding and the rest."""
     save_tiny_llama(tmp_path / "model", tied=False, std=0.2)
     (alone,) = _trained(tmp_path, ALONE)
@@ -147,7 +146,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.long
-def test_tensor_parallelism_trains_what_one_process_trains(tmp_path: Path) -> None:
+def test_tensor_parallelism_trains_what_one_process_trains(tmp_path):
     save_tiny_llama(tmp_path / "model", tied=True, std=0.2)
     (alone,) = _trained(tmp_path, ALONE)
     full = "activation_checkpointing=full,tp_recompute_allgather=true"
@@ -164,7 +163,7 @@ def test_tensor_parallelism_trains_what_one_process_trains(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.long
-def test_replicas_of_shards_reduce_when_they_are_told_to(tmp_path: Path) -> None:
+def test_replicas_of_shards_reduce_when_they_are_told_to(tmp_path):
     """Two steps of two micro-batches in four units: on each of them, or on the last alone."""
     save_tiny_llama(tmp_path / "model", tied=False, std=0.2)
     (alone,) = _trained(tmp_path, ALONE)
@@ -180,7 +179,7 @@ def test_replicas_of_shards_reduce_when_they_are_told_to(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("preloading")
 @pytest.mark.long
-def test_gradients_are_reduced_in_the_format_that_was_asked_for(tmp_path: Path) -> None:
+def test_gradients_are_reduced_in_the_format_that_was_asked_for(tmp_path):
     save_tiny_llama(tmp_path / "model", tied=False)
     kinds = [("cpu:2", f"sharding={sharding},{DEFERRED}") for sharding in ("ddp", "full_shard")]
     found = _trained(tmp_path, *kinds, reduce_dtype=ReduceDtype.BF16)

@@ -11,8 +11,6 @@ import os
 import socket
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,17 +19,15 @@ from torch.utils.data import DistributedSampler
 SEQUENCES, TOKENS = 16, 8
 
 
-def module_of(path: str, name: str) -> ModuleType:
+def module_of(path, name):
     """A file as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def trained(tuned: Any, model: str) -> dict[str, Any]:
+def trained(tuned, model):
     """Losses and collectives of two optimizer steps."""
     launched = module_of(str(Path(__file__).parent / "launched.py"), "launched")
     mesh = tuned.start()
@@ -41,7 +37,7 @@ def trained(tuned: Any, model: str) -> dict[str, Any]:
     prepared = tuned.prepare(tuned.load(model), mesh)
     optimizer = tuned.make_optimizer(prepared, 1e-3)
     share, replicas = dist.get_rank() // tuned.TP_SIZE, tuned.WORLD_SIZE // tuned.TP_SIZE
-    in_order = DistributedSampler(dataset, replicas, share, shuffle=False)  # type: ignore[arg-type]
+    in_order = DistributedSampler(dataset, replicas, share, shuffle=False)
     steps = tuned.optimizer_steps(tuned.loader(dataset, sampler=in_order))
     with launched.Collectives() as collectives:
         losses = [tuned.train_step(prepared, optimizer, batches) for batches in steps]
@@ -53,7 +49,7 @@ def trained(tuned: Any, model: str) -> dict[str, Any]:
     return {"losses": means, "collectives": counts}
 
 
-def main() -> None:
+def main():
     model, *paths = sys.argv[1:]
     for path in paths:
         found = trained(module_of(path, Path(path).stem), model)
@@ -64,7 +60,7 @@ def main() -> None:
     os._exit(0)  # threads of libraries that still run can abort an orderly end
 
 
-def meet_elsewhere() -> None:
+def meet_elsewhere():
     """The next group meets at a store of its own: the last one's keys are still in torchrun's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

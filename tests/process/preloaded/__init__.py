@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,13 @@ class Preloaded:
 
     address: Path
 
-    def __call__(self, argv: Sequence[str]) -> tuple[str, ...]:
+    def __call__(self, argv):
         """The client's argv, in the place of ``python ...``."""
         assert argv[0] == sys.executable, argv
         return (argv[0], "-I", "-S", str(HERE / "client.py"), str(self.address), *argv[1:])
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Variables with which every Python that trains is such a client, whoever starts it."""
         path = (str(HERE / "site"), str(HERE.parents[2]), os.environ.get("PYTHONPATH"))
         return {
@@ -44,7 +43,7 @@ class Preloaded:
 
 
 @contextmanager
-def preloaded_server(folder: Path) -> Iterator[Preloaded]:
+def preloaded_server(folder):
     """Start the process that forks, unless another worker has.
 
     What is asked of it before its imports are done waits.

@@ -10,7 +10,7 @@ import sys
 MOST_FDS = 64
 
 
-def is_open(fd: int) -> bool:
+def is_open(fd):
     try:
         os.fstat(fd)
     except OSError:
@@ -18,7 +18,7 @@ def is_open(fd: int) -> bool:
     return True
 
 
-def main() -> int:
+def main():
     """The program's exit code; where a signal ended it, the same one ends this process.
 
     Signals to this process that ask for its end are handed on.

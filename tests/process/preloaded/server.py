@@ -24,7 +24,6 @@ from contextlib import suppress
 from fcntl import F_DUPFD, LOCK_EX, LOCK_NB, fcntl, flock
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
 
 MODULES = (
     *(["peft"] if importlib.util.find_spec("peft") else []),
@@ -49,11 +48,11 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
     max_children = 100
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.users = (folder / "users").open()
         super().__init__(str(folder / "socket"), Handler)
 
-    def service_actions(self) -> None:
+    def service_actions(self):
         """Reap, and end with the tests."""
         super().service_actions()
         with suppress(BlockingIOError):
@@ -64,7 +63,7 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 class Handler(socketserver.BaseRequestHandler):
     """One program."""
 
-    def handle(self) -> None:
+    def handle(self):
         """Run it, and tell its exit code."""
         head, fds, *_ = socket.recv_fds(self.request, 4, MOST_FDS)
         (size,) = struct.unpack("I", head)
@@ -85,7 +84,7 @@ class Handler(socketserver.BaseRequestHandler):
         self.request.sendall(struct.pack("i", os.waitstatus_to_exitcode(status)))
 
 
-def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
+def become(asked, fds):
     """Be the program that a client asks for."""
     code = 1
     try:
@@ -111,7 +110,7 @@ def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
         os._exit(code)
 
 
-def take(wanted: dict[int, int]) -> None:
+def take(wanted):
     """Have files under the numbers that the client has them under."""
     high = {number: fcntl(fd, F_DUPFD, MOST_FDS) for number, fd in wanted.items()}
     for number, fd in high.items():
@@ -121,7 +120,7 @@ def take(wanted: dict[int, int]) -> None:
             os.close(other)
 
 
-def run(argv: list[str]) -> None:
+def run(argv):
     """As ``python`` with these arguments."""
     argv = argv[1:] if argv[0] in ("-P", "-u") else argv
     if argv[0] == "-m":
@@ -137,7 +136,7 @@ def run(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def main() -> None:
+def main():
     """Listen, import, and serve."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

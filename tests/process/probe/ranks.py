@@ -21,12 +21,12 @@ from workers.probe.group import join, join_fake_group
 from workers.probe.record import Record
 from workers.probe.run import Rank
 from workers.probe.spec import parse_spec
-from workers.probe.stack import Stack, build_stack
+from workers.probe.stack import build_stack
 from workers.probe.tensor_parallel import modules
 from workers.probe.tracker import Phase
 
 
-def run(values: dict, rank: int) -> dict:
+def run(values, rank):
     """One spec on this rank, with the program's own parts; only the process group is shared.
 
     ``faulty`` in it leaves out the sum of replicated parameters' gradients over ranks; ``moved``
@@ -44,11 +44,11 @@ def run(values: dict, rank: int) -> dict:
     return asdict(record)
 
 
-def run_and_compare(values: dict, rank: int) -> dict:
+def run_and_compare(values, rank):
     """One spec, with parameters compared bit for bit with those that the stack was built with."""
     models, before = [], {}
 
-    def build(*args: object) -> Stack:
+    def build(*args):
         stack = build_stack(*args)
         models.append(stack.model)
         before.update(values_of(stack.model))
@@ -59,7 +59,7 @@ def run_and_compare(values: dict, rank: int) -> dict:
     return {**record, "moved": moved(models[0], before)}
 
 
-def main() -> None:
+def main():
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     torch.set_num_threads(1)
     world_size = int(os.environ["WORLD_SIZE"])

@@ -4,11 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-from tests.process.preloaded import Preloaded
 
 LAYERS, GLOBAL_BATCH, ACCUMULATION = 4, 24, 3
 SHAPE = {
@@ -16,7 +12,7 @@ SHAPE = {
     "intermediate_size": 256, "vocab_size": 512, "max_position_embeddings": 128,
     "num_key_value_heads": 2, "tie_word_embeddings": False,
 }  # fmt: skip
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "llama": {**SHAPE, "model_type": "llama"},
     "tied": {
         **SHAPE, "model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 4,
@@ -51,7 +47,7 @@ FIELDS = {
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
 
 
-def spec(model: str | dict[str, Any], ranks: int = 1, **choices: Any) -> dict[str, Any]:
+def spec(model, ranks=1, **choices):
     """A spec of the probe program: knobs, and fields of the spec, by name."""
     settings = {**KNOBS, **{name: choices.pop(name) for name in KNOBS if name in choices}}
     count = settings["gradient_accumulation_steps"]
@@ -67,9 +63,7 @@ def spec(model: str | dict[str, Any], ranks: int = 1, **choices: Any) -> dict[st
     return {"model": config, "settings": settings, "world_size": ranks, **fields}
 
 
-def start_ranks(
-    command: Sequence[str], folder: Path, ranks: Iterable[int], world: int
-) -> list[int]:
+def start_ranks(command, folder, ranks, world):
     """Runs a program as some ranks of ``world``, with a log each: their exit codes."""
     environment = {**os.environ, **ENVIRONMENT, "WORLD_SIZE": str(world)}
     processes = []
@@ -84,7 +78,7 @@ def start_ranks(
             process.kill()
 
 
-def run_program(preloaded: Preloaded, name: str, folder: Path, world: int, ranks: int) -> None:
+def run_program(preloaded, name, folder, world, ranks):
     """Runs a program beside this file as ranks of ``world``, with the folder as its argument."""
     command = preloaded([sys.executable, str(Path(__file__).with_name(name)), str(folder)])
     codes = start_ranks(command, folder, range(ranks), world)
@@ -92,20 +86,17 @@ def run_program(preloaded: Preloaded, name: str, folder: Path, world: int, ranks
     assert not any(codes), logs
 
 
-def measure(
-    preloaded: Preloaded, folder: Path, specs: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def measure(preloaded, folder, specs):
     """Rank 0's records of specs, all run by the same ranks (``ranks.py``)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "specs.json").write_text(json.dumps(specs))
     world = specs[0]["world_size"]
     ranks = 1 if specs[0].get("fidelity") == "emulated" else world
     run_program(preloaded, "ranks.py", folder, world, ranks)
-    found: list[dict[str, Any]] = json.loads((folder / "records.json").read_text())
-    return found
+    return json.loads((folder / "records.json").read_text())
 
 
-def request(name: str, values: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def request(name, values, **changes):
     """A request for the dry run of a spec, at its own micro-batch size and count."""
     return {
         "id": name, "spec": values, "micro_batch_sizes": [values["settings"]["micro_batch_size"]],
@@ -113,9 +104,7 @@ def request(name: str, values: dict[str, Any], **changes: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
-def answers(
-    preloaded: Preloaded, lines: list[str], argv: Sequence[str] = ("-m", "workers.probe.dry")
-) -> dict[str, dict[str, Any]]:
+def answers(preloaded, lines, argv=("-m", "workers.probe.dry")):
     """The answers of the dry-run program, or one in its place, by their ids in their order."""
     ended = subprocess.run(
         preloaded([sys.executable, "-P", *argv]), input="\n".join(lines), capture_output=True,
@@ -125,7 +114,7 @@ def answers(
     return {found["id"]: found for found in map(json.loads, ended.stdout.splitlines())}
 
 
-def dry_runs(preloaded: Preloaded, specs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def dry_runs(preloaded, specs):
     """Traces of specs by name, each at its own size and count."""
     lines = [json.dumps(request(name, values)) for name, values in specs.items()]
     limits = ("--limit-s", "200", "--wall-s", "600")
@@ -135,7 +124,7 @@ def dry_runs(preloaded: Preloaded, specs: dict[str, dict[str, Any]]) -> dict[str
     return {name: answer["trace"] for name, answer in found.items()}
 
 
-def peak_bytes(trace: dict[str, Any], step: int = 0, size: int = 0) -> int:
+def peak_bytes(trace, step=0, size=0):
     """The highest of all lines."""
     return max(
         line["bytes"][size]
@@ -144,12 +133,12 @@ def peak_bytes(trace: dict[str, Any], step: int = 0, size: int = 0) -> int:
     )
 
 
-def all_bytes(row: dict[str, Any]) -> int:
+def all_bytes(row):
     """Bytes of all calls of a row of collectives."""
     return int(row["bytes"][0] if isinstance(row["bytes"], list) else row["bytes"])
 
 
-def peaks_agree(trace: dict[str, Any], low: int, high: int, near: float) -> bool:
+def peaks_agree(trace, low, high, near):
     """Compares a dry run's peak with the lowest and highest step of real ranks on CPUs.
 
     A rank peaks higher where gloo lets go late: each of its two threads may still hold the last

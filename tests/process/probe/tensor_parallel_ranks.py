@@ -6,15 +6,13 @@ Rank 0 writes ``found.json``. Training as a whole is compared in ``test_agreemen
 import json
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -34,31 +32,31 @@ FIELDS = {
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4}
 
 
-def build(**changes: Any) -> nn.Module:
+def build(**changes):
     fields = {"model_type": "llama", **FIELDS, **changes}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     return model.train()
 
 
-def tokens() -> torch.Tensor:
+def tokens():
     return torch.randint(0, VOCABULARY, SHAPE, generator=torch.Generator().manual_seed(1))
 
 
-def as_transformers(model: Any, mesh: DeviceMesh) -> None:
+def as_transformers(model, mesh):
     """Splits a decoder by its own plan."""
     apply_tensor_parallelism(model, mesh, model._expand_parallel_plan(model.tp_plan))
 
 
-def saved_bytes(split: Callable[..., None], mesh: DeviceMesh, **changes: Any) -> int:
+def saved_bytes(split, mesh, **changes):
     """What forward keeps for backward, but for parameters."""
     model = build(**changes)
     split(model, mesh)
     parameters = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
     known = {p.untyped_storage().data_ptr() for p in parameters}
-    saved: dict[int, int] = {}
+    saved = {}
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+    def pack(tensor):
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         if storage.data_ptr() not in known:
@@ -71,7 +69,7 @@ def saved_bytes(split: Callable[..., None], mesh: DeviceMesh, **changes: Any) ->
     return sum(saved.values())
 
 
-def message(attempt: Callable[[], Any]) -> str:
+def message(attempt):
     try:
         attempt()
     except ValueError as error:
@@ -79,10 +77,10 @@ def message(attempt: Callable[[], Any]) -> str:
     return ""
 
 
-def refusals(mesh: DeviceMesh) -> dict[str, str]:
+def refusals(mesh):
     """What ``parallelize`` and the first forward say of sizes that do not fit."""
 
-    def split(on: DeviceMesh, **changes: Any) -> nn.Module:
+    def split(on, **changes):
         model = build(**changes)
         tensor_parallel.parallelize(model, on, recompute_allgather=False)
         return model
@@ -96,7 +94,7 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
     }
 
 
-def norms_of_placements(mesh: DeviceMesh) -> dict[str, float]:
+def norms_of_placements(mesh):
     """The norm of gradients that are split in every way, and of the whole gradients."""
     torch.manual_seed(3)
     ways = [(Shard(0), Replicate()), (Replicate(), Shard(1)), (Shard(1), Shard(0))]
@@ -113,7 +111,7 @@ def norms_of_placements(mesh: DeviceMesh) -> dict[str, float]:
     return {"split": total_gradient_norm(parameters).item(), "whole": whole_norm}
 
 
-def partial_gradient(mesh: DeviceMesh) -> dict[str, Any]:
+def partial_gradient(mesh):
     """A gradient of ones that is yet to be summed: refused, then summed."""
     parameter = nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Replicate()]))
     parameter.grad = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
@@ -122,13 +120,13 @@ def partial_gradient(mesh: DeviceMesh) -> dict[str, Any]:
     return {"refused": refused, "summed": total_gradient_norm([parameter]).item()}
 
 
-def loss_errors(axis: Axis) -> dict[str, float]:
+def loss_errors(axis):
     """The largest difference to transformers' own loss, or its gradient, by how it is called."""
     torch.manual_seed(4)
     logits = torch.randn(*SHAPE, VOCABULARY)
     labels = torch.randint(0, VOCABULARY, SHAPE)
     labels[0, 3:7] = -100
-    calls: dict[str, dict[str, Any]] = {
+    calls = {
         "mean": {"labels": labels},
         "sum": {"labels": labels, "num_items_in_batch": torch.tensor(7)},
         "shifted": {"labels": None, "shift_labels": labels},
@@ -141,14 +139,13 @@ def loss_errors(axis: Axis) -> dict[str, float]:
         part = logits.chunk(axis.size, -1)[axis.rank].clone().requires_grad_()
         loss = VocabParallelLoss(axis)(part, vocab_size=VOCABULARY, **arguments)
         loss.backward()
-        assert whole.grad is not None
         assert part.grad is not None
         off = (part.grad - whole.grad.chunk(axis.size, -1)[axis.rank]).abs().max()
         found[name] = max(float(off), float((loss - expected).abs()))
     return found
 
 
-def main(folder: Path) -> None:
+def main(folder):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group(

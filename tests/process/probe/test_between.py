@@ -13,11 +13,11 @@ MIB = 2**20
 
 
 @pytest.fixture
-def device() -> CpuDevice:
+def device():
     return CpuDevice(Phase(), local_rank=0, limit_bytes=None)
 
 
-def test_bytes_that_are_still_in_use_are_counted(device: CpuDevice) -> None:
+def test_bytes_that_are_still_in_use_are_counted(device):
     between = Between()
     with device.tracker:
         kept = [torch.ones(3 * MIB // 4)]
@@ -27,7 +27,7 @@ def test_bytes_that_are_still_in_use_are_counted(device: CpuDevice) -> None:
     assert between.clean_up(device) == 0
 
 
-def test_variables_are_as_they_were(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_as_they_were(device, monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     between = Between()
     monkeypatch.setenv("KEPT", "2")
@@ -37,9 +37,7 @@ def test_variables_are_as_they_were(device: CpuDevice, monkeypatch: pytest.Monke
     assert "FSDP_NEW" not in os.environ
 
 
-def test_bytes_outside_of_the_allocator_are_held_to_the_first_probe(
-    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_outside_of_the_allocator_are_held_to_the_first_probe(device, monkeypatch):
     outside = iter([500 * MIB, 500 * MIB + LOADED_BYTES, 501 * MIB + LOADED_BYTES])
     monkeypatch.setattr(CpuDevice, "overhead_bytes", lambda self: next(outside))
     between = Between()

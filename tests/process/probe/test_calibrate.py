@@ -7,13 +7,7 @@ from functools import partial
 
 import torch
 
-from workers.probe.calibrate import (
-    DTYPES,
-    REPETITIONS,
-    CalibrationSpec,
-    time_cases,
-    work_of,
-)
+from workers.probe.calibrate import DTYPES, REPETITIONS, CalibrationSpec, time_cases, work_of
 from workers.probe.device import CpuDevice
 from workers.probe.tracker import Phase
 
@@ -25,11 +19,11 @@ SPEC = {
 }  # fmt: skip
 
 
-def device(phase: Phase | None = None) -> CpuDevice:
+def device(phase=None):
     return CpuDevice(phase or Phase(), local_rank=0, limit_bytes=None)
 
 
-def test_every_case_is_timed_as_it_was_asked_for() -> None:
+def test_every_case_is_timed_as_it_was_asked_for():
     phase = Phase()
     readings = time_cases(CalibrationSpec(**SPEC), 0, device(phase), phase, until=math.inf)
     asked = [{k: v for k, v in row.items() if k != "seconds"} for row in readings]
@@ -42,7 +36,7 @@ def test_every_case_is_timed_as_it_was_asked_for() -> None:
     assert time_cases(CalibrationSpec(**SPEC), 0, device(phase), phase, until=past) == []
 
 
-def test_layers_are_forward_and_backward_of_a_whole_model() -> None:
+def test_layers_are_forward_and_backward_of_a_whole_model():
     config = {
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 32,
@@ -54,8 +48,8 @@ def test_layers_are_forward_and_backward_of_a_whole_model() -> None:
     }  # fmt: skip
     with torch.enable_grad():
         work = work_of(case, torch.device("cpu"))
-        model = inspect.getclosurevars(work).nonlocals["model"]  # type: ignore[arg-type]
-        seen: dict[str, torch.Tensor] = {}
+        model = inspect.getclosurevars(work).nonlocals["model"]
+        seen = {}
         for name, parameter in model.named_parameters():
             parameter.register_hook(partial(seen.__setitem__, name))
         work()
@@ -64,11 +58,11 @@ def test_layers_are_forward_and_backward_of_a_whole_model() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_an_update_steps_every_parameter() -> None:
+def test_an_update_steps_every_parameter():
     case = {"kind": "update", "dtype": "bf16", "elements": 64, "tensors": 4}
     with torch.no_grad():
         work = work_of(case, torch.device("cpu"))
         work()
-    optimizer = work.__self__  # type: ignore[attr-defined]
+    optimizer = work.__self__
     assert len(optimizer.state) == 4
     assert all(p.dtype is DTYPES["bf16"] for p in optimizer.state)

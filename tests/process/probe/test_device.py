@@ -1,7 +1,6 @@
 """A CUDA device reads the allocator at the right moments; the allocator is stood in for."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,37 +19,37 @@ MIB = 2**20
 class Allocator:
     """What CUDA's caching allocator would say."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.allocated = self.peak = self.retries = 0
         self.is_lost = False
         self.outside = 0
         self.has_context = False
-        self.share: float | None = None
-        self.observer: Any = None
+        self.share = None
+        self.observer = None
 
-    def hold(self, size: int) -> None:
+    def hold(self, size):
         self.allocated = size
         self.peak = max(self.peak, size)
 
-    def free_and_total(self, _: object) -> tuple[int, int]:
+    def free_and_total(self, _):
         if self.is_lost:
             raise torch.AcceleratorError("CUDA error: unspecified launch failure")
         return 80 * MIB - self.allocated - self.outside, 80 * MIB
 
-    def set_device(self, _: object) -> None:
+    def set_device(self, _):
         """CUDA makes a context where a device is first made the current one."""
         self.outside += 0 if self.has_context else MIB
         self.has_context = True
 
-    def reset(self, _: object = None) -> None:
+    def reset(self, _=None):
         self.peak = self.allocated
 
 
 @pytest.fixture
-def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+def allocator(monkeypatch):
     made = Allocator()
 
-    def attach(observer: Any) -> None:
+    def attach(observer):
         made.observer = observer
 
     monkeypatch.setattr(devices, "_HELD_BEFORE", {})
@@ -82,20 +81,19 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return made
 
 
-def test_a_shortage_is_what_was_allocated_when_it_happened(allocator: Allocator) -> None:
+def test_a_shortage_is_what_was_allocated_when_it_happened(allocator):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=40 * MIB)
     allocator.hold(39 * MIB)
     allocator.observer(0, 2 * MIB, 40 * MIB, MIB)
     allocator.hold(5 * MIB)  # tensors died while the error rose
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert shortage.requested_bytes == 2 * MIB
     assert shortage.allocated_bytes == 39 * MIB
     assert shortage.limit_bytes == 40 * MIB
     assert device.out_of_memory(RuntimeError("out of memory")) is None
 
 
-def test_a_probe_after_another_has_its_own_limit_and_shortage(allocator: Allocator) -> None:
+def test_a_probe_after_another_has_its_own_limit_and_shortage(allocator):
     CudaDevice(Phase(), local_rank=0, limit_bytes=40 * MIB)
     first, allocator.retries = allocator.observer, 3
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
@@ -106,13 +104,10 @@ def test_a_probe_after_another_has_its_own_limit_and_shortage(allocator: Allocat
     first(0, 2 * MIB, 40 * MIB, MIB)  # observers stay, and the device of this one is gone
     allocator.observer(0, 4 * MIB, 40 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert shortage.requested_bytes == 4 * MIB
 
 
-def test_what_is_only_cached_goes_back(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_only_cached_goes_back(allocator, monkeypatch):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     allocator.hold(5 * MIB)
     given = []
@@ -127,31 +122,27 @@ def test_what_is_only_cached_goes_back(
 @pytest.mark.parametrize(
     ("limit", "own", "share"), [(200 * MIB, 80 * MIB, 1.0), (20 * MIB, 20 * MIB, 0.25)]
 )
-def test_a_limit_caps_the_allocator_as_far_as_the_device_has_memory(
-    allocator: Allocator, limit: int, own: int, share: float
-) -> None:
+def test_a_limit_caps_the_allocator_as_far_as_the_device_has_memory(allocator, limit, own, share):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=limit)
     allocator.observer(0, 2 * MIB, 80 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert (shortage.limit_bytes, allocator.share) == (own, share)
 
 
 @pytest.mark.parametrize(("code", "is_shortage"), [(2, True), (700, False)])
-def test_memory_that_cuda_itself_wants(allocator: Allocator, code: int, is_shortage: bool) -> None:
+def test_memory_that_cuda_itself_wants(allocator, code, is_shortage):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     error = torch.AcceleratorError("CUDA error")
     error.error_code = code
     assert (device.out_of_memory(error) is not None) is is_shortage
 
 
-def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator: Allocator) -> None:
+def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator):
     allocator.hold(60 * MIB)
     allocator.hold(MIB)
     phase = Phase()
     device = CudaDevice(phase, local_rank=0, limit_bytes=None)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert shortage.allocated_bytes == MIB
     phase.name = "build"
     device.enter_phase()
@@ -169,7 +160,7 @@ def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator: Allocator) -
 NCCL = "NCCL error in: NCCLUtils.cpp:96, unhandled cuda error\nLast error:\n"
 
 
-def test_where_nvml_refuses_a_shortage_is_the_peak_of_its_phase(allocator: Allocator) -> None:
+def test_where_nvml_refuses_a_shortage_is_the_peak_of_its_phase(allocator):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     allocator.hold(70 * MIB)
     allocator.hold(5 * MIB)  # tensors died while the error rose, and no observer was told before
@@ -182,17 +173,14 @@ def test_where_nvml_refuses_a_shortage_is_the_peak_of_its_phase(allocator: Alloc
     assert record.oom == {"phase": "backward", **sizes, "limit_bytes": 80 * MIB}
 
 
-def test_an_allocator_without_an_observer_runs_probes(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Any) -> None:
+def test_an_allocator_without_an_observer_runs_probes(allocator, monkeypatch):
+    def refuse(_):
         raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
 
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", refuse, raising=False)
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     allocator.hold(30 * MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert (shortage.requested_bytes, shortage.allocated_bytes) == (0, 30 * MIB)
 
 
@@ -203,7 +191,7 @@ def test_an_allocator_without_an_observer_runs_probes(
         (dist.DistBackendError(f"{NCCL}Failed to CUDA calloc 6291456 bytes"), 6 * MIB),
     ],
 )
-def test_memory_that_a_library_wants(allocator: Allocator, error: Exception, size: int) -> None:
+def test_memory_that_a_library_wants(allocator, error, size):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     allocator.hold(60 * MIB)
     allocator.observer(0, 90 * MIB, 80 * MIB, MIB)  # of before: torch got along without it
@@ -214,7 +202,7 @@ def test_memory_that_a_library_wants(allocator: Allocator, error: Exception, siz
     assert record.oom == {"phase": "forward", **sizes, "limit_bytes": 80 * MIB}
 
 
-def test_a_lost_device_refuses_memory_and_has_not_run_out_of_it(allocator: Allocator) -> None:
+def test_a_lost_device_refuses_memory_and_has_not_run_out_of_it(allocator):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     allocator.is_lost = True
     record = Record(rank=0)
@@ -223,7 +211,7 @@ def test_a_lost_device_refuses_memory_and_has_not_run_out_of_it(allocator: Alloc
     assert record.outcome == "communication_error"
 
 
-def test_each_phase_has_its_own_peak(allocator: Allocator) -> None:
+def test_each_phase_has_its_own_peak(allocator):
     phase = Phase("build")
     device = CudaDevice(phase, local_rank=0, limit_bytes=None)
     allocator.hold(60 * MIB)
@@ -240,12 +228,10 @@ def test_each_phase_has_its_own_peak(allocator: Allocator) -> None:
     assert device.peaks.by_phase == by_phase
 
 
-def test_what_others_held_before_is_not_of_the_probe(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_held_before_is_not_of_the_probe(allocator, monkeypatch):
     asked = []
 
-    def ask(uuids: list[str], *figures: str) -> dict[str, dict[str, str]]:
+    def ask(uuids, *figures):
         asked.extend(uuids)
         return {"5c9d": dict.fromkeys(figures, str(allocator.outside // MIB))}
 
@@ -262,15 +248,13 @@ def test_what_others_held_before_is_not_of_the_probe(
     assert asked == ["5c9d"]
 
 
-def test_a_context_is_not_taken_for_others_memory(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_context_is_not_taken_for_others_memory(allocator, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "ask", lambda *_: {"5c9d": {"memory.used": "9"}})
     allocator.set_device(0)
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     assert device.overhead_bytes() == MIB
 
 
-def test_bytes_on_another_device_are_not_held_by_this_one() -> None:
+def test_bytes_on_another_device_are_not_held_by_this_one():
     tensors = [torch.empty(4), torch.empty(4, device="meta")]
     assert local_bytes(tensors, "cpu") == 16

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import MODELS, SHAPE, answers, peak_bytes, request
 from tests.process.probe.specs import spec as spec_of
 from tuner.cost.time.compute import LAYER_KERNELS
@@ -39,12 +38,12 @@ COPIES = [
 ]
 
 
-def spec(*given: Any, **choices: Any) -> dict[str, Any]:
+def spec(*given, **choices):
     return spec_of(*given, sequence_length=64, **choices)
 
 
 @pytest.fixture(scope="module")
-def found(preloaded: Preloaded) -> Answers:
+def found(preloaded):
     """The answers of one run of the program."""
     cuda = {"device": "cuda", "precision": "bf16"}
     llama = spec("llama", 8, sharding="full_shard", **cuda)
@@ -79,19 +78,18 @@ def found(preloaded: Preloaded) -> Answers:
     return answers(preloaded, lines, ("-m", "workers.probe.dry", *limits))
 
 
-def trace(found: Answers, name: str) -> dict[str, Any]:
+def trace(found, name):
     assert "trace" in found[name], found[name]
-    value: dict[str, Any] = found[name]["trace"]
-    return value
+    return found[name]["trace"]
 
 
-def envelope(trace: dict[str, Any], step: int, size: int) -> int:
+def envelope(trace, step, size):
     low, high = trace["micro_batch_sizes"]
     lines = [x["bytes"] for s in trace["steps"][step]["segments"] for x in s["lines"]]
     return max(a + (b - a) * (size - low) // (high - low) for a, b in lines)
 
 
-def test_segments_are_the_steps_parts_in_order(found: Answers) -> None:
+def test_segments_are_the_steps_parts_in_order(found):
     once, twice = trace(found, "sizes")["steps"]
     layers = [f"layer {i}" for i in range(4)]
     expected = [("forward", part) for part in ("before", *layers, "after")]
@@ -103,7 +101,7 @@ def test_segments_are_the_steps_parts_in_order(found: Answers) -> None:
     assert [once["accumulation"], twice["accumulation"]] == [1, 2]
 
 
-def test_what_is_computed_is_counted_of_operators(found: Answers) -> None:
+def test_what_is_computed_is_counted_of_operators(found):
     """Of a Llama's layers: products 2 FLOPs a parameter and token, and twice that in backward."""
     trace_ = trace(found, "sizes")
     hidden, kv, inner = SHAPE["hidden_size"], SHAPE["hidden_size"] // 2, SHAPE["intermediate_size"]
@@ -130,7 +128,7 @@ def test_what_is_computed_is_counted_of_operators(found: Answers) -> None:
     assert "work" not in trace(found, "ddp")
 
 
-def test_functions_that_run_for_want_of_kernels_are_named(found: Answers) -> None:
+def test_functions_that_run_for_want_of_kernels_are_named(found):
     notes = [one for one in trace(found, "linear attention")["notes"] if "for want of" in one]
     functions = "causal_conv1d_fn and chunk_gated_delta_rule ran as operators of torch's"
     packages = "for want of causal_conv1d and flash-linear-attention"
@@ -138,13 +136,13 @@ def test_functions_that_run_for_want_of_kernels_are_named(found: Answers) -> Non
     assert not [one for one in trace(found, "sizes")["notes"] if "for want of" in one]
 
 
-def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> None:
+def test_a_model_that_its_copies_do_not_show_is_run_whole(found):
     assert found["copy of 4"] == {"id": "copy of 4", "trace": None}
     assert trace(found, "copy of 6")["layers"] == 9
     assert "copies" in found["odd copies"]["error"]["message"]
 
 
-def test_building_a_model_leaves_its_configuration_as_it_is() -> None:
+def test_building_a_model_leaves_its_configuration_as_it_is():
     """transformers fills in rotary parameters in place, and copies are told apart afterwards."""
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
@@ -153,7 +151,7 @@ def test_building_a_model_leaves_its_configuration_as_it_is() -> None:
     assert config["rope_parameters"] == rope
 
 
-def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
+def test_copies_show_a_model_whose_parts_grow_in_proportion():
     moe = QWEN3_NEXT
     bamba = {**SHAPE, "model_type": "bamba", "mamba_n_heads": 8, "mamba_d_head": 32}
     periods = {"attn_layer_period": 2, "attn_layer_offset": 1}
@@ -169,7 +167,7 @@ def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
         assert show_whole(*models) is shows, models
 
 
-def test_categories_add_up_to_bytes(found: Answers) -> None:
+def test_categories_add_up_to_bytes(found):
     for name in ("sizes", "ddp", "512"):
         for step in trace(found, name)["steps"]:
             for line in (x for s in step["segments"] for x in s["lines"]):
@@ -177,7 +175,7 @@ def test_categories_add_up_to_bytes(found: Answers) -> None:
                     assert total == sum(sizes[i] for sizes in line["categories"].values())
 
 
-def test_state_is_as_large_as_arithmetic_says(found: Answers) -> None:
+def test_state_is_as_large_as_arithmetic_says(found):
     """Rank 0 of 8 in bf16: 2 bytes a parameter, twice that for adamw's moments."""
     shape = SHAPE
     hidden, kv = shape["hidden_size"], shape["hidden_size"] // 2
@@ -190,7 +188,7 @@ def test_state_is_as_large_as_arithmetic_says(found: Answers) -> None:
 
 
 @pytest.mark.parametrize(("name", "direct"), [("sizes", "at 5"), ("tp", "tp at 5")])
-def test_lines_are_exact_at_other_sizes(found: Answers, name: str, direct: str) -> None:
+def test_lines_are_exact_at_other_sizes(found, name, direct):
     """Exact but for the allocator's rounding of what grows with the micro-batch."""
     from_lines, at_size = trace(found, name), trace(found, direct)
     for step in range(len(at_size["steps"])):
@@ -198,8 +196,8 @@ def test_lines_are_exact_at_other_sizes(found: Answers, name: str, direct: str) 
         assert envelope(from_lines, step, 5) == pytest.approx(peak, rel=2e-3)
 
 
-def test_without_sync_whole_gradients_are_held(found: Answers) -> None:
-    def held(name: str) -> int:
+def test_without_sync_whole_gradients_are_held(found):
+    def held(name):
         step = trace(found, name)["steps"][-1]
         forward = next(s for s in step["segments"] if s["micro_batch"] == 1)
         return int(forward["lines"][0]["categories"].get("gradients_unsharded", [0])[0])
@@ -208,7 +206,7 @@ def test_without_sync_whole_gradients_are_held(found: Answers) -> None:
     assert held("no sync") > 7 * trace(found, "sizes")["block_bytes"] / 4
 
 
-def test_ddp_has_buckets_and_casts_by_arithmetic(found: Answers) -> None:
+def test_ddp_has_buckets_and_casts_by_arithmetic(found):
     answer = trace(found, "ddp")
     lines = [x for s in answer["steps"][0]["segments"] for x in s["lines"]]
     ((buckets,),) = {tuple(line["categories"]["ddp_buckets"]) for line in lines}
@@ -218,7 +216,7 @@ def test_ddp_has_buckets_and_casts_by_arithmetic(found: Answers) -> None:
     assert any("ddp_buckets" in note for note in answer["notes"])
 
 
-def test_collectives_are_counted_with_what_hides_them(found: Answers) -> None:
+def test_collectives_are_counted_with_what_hides_them(found):
     """FSDP2's units are the root, four layers, and one of accelerate's own for the head."""
     _, twice = trace(found, "sizes")["steps"]
     counts = {(c["op"], c["phase"], c["overlap"]): c["count"] for c in twice["collectives"]}
@@ -238,13 +236,13 @@ def test_collectives_are_counted_with_what_hides_them(found: Answers) -> None:
         ("no plan", "tensor_parallel_plan"),
     ],
 )  # fmt: skip
-def test_wrong_requests_name_their_rule(found: Answers, name: str, rule: str) -> None:
+def test_wrong_requests_name_their_rule(found, name, rule):
     error = found[name]["error"]
     assert error["rule"] == rule, error
     assert error["message"]
 
 
-def test_what_the_stack_refuses_names_its_phase(found: Answers) -> None:
+def test_what_the_stack_refuses_names_its_phase(found):
     for name in ("refused", "unknown"):
         assert found[name]["error"]["phase"] == "build"
         assert found[name]["error"]["message"]

@@ -39,7 +39,7 @@ def made_by(mode):
         return [(func, args, kwargs, func(*args, **kwargs)) for func, args, kwargs in calls(x, y)]
 
 
-def test_what_is_known_is_what_torch_makes() -> None:
+def test_what_is_known_is_what_torch_makes():
     mode = FakeMode()
     reference = made_by(FakeTensorMode())
     first = made_by(mode)
@@ -55,7 +55,7 @@ def test_what_is_known_is_what_torch_makes() -> None:
             assert known.untyped_storage()._cdata != made.untyped_storage()._cdata
 
 
-def test_what_was_not_seen_or_is_no_plain_tensor_is_unknown() -> None:
+def test_what_was_not_seen_or_is_no_plain_tensor_is_unknown():
     mode = FakeMode()
     made_by(mode)
     with mode:

@@ -3,8 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,16 +24,14 @@ MIB = 2**20
 
 
 @pytest.fixture
-def no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_interface(monkeypatch):
     """None is named; one that is named in the test is taken off again."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "is put back afterwards")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
 
 
 @pytest.mark.usefixtures("no_interface")
-def test_ranks_of_several_nodes_meet_where_rank_0_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_several_nodes_meet_where_rank_0_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     meeting = rendezvous(tmp_path, "address")
     assert callable(meeting)
@@ -52,9 +48,7 @@ def test_ranks_of_several_nodes_meet_where_rank_0_says(
 
 
 @pytest.mark.usefixtures("no_interface")
-def test_gloo_is_told_the_interface_that_reaches_rank_0_unless_one_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gloo_is_told_the_interface_that_reaches_rank_0_unless_one_is_named(monkeypatch):
     assert (address_of("lo"), address_of("no-such-one")) == ("127.0.0.1", "")
     with monkeypatch.context() as patch:
         patch.setattr(group, "address_of", lambda name: "203.0.113.7")
@@ -65,16 +59,16 @@ def test_gloo_is_told_the_interface_that_reaches_rank_0_unless_one_is_named(
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
-def test_the_first_rank_of_each_node_asks_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rank_of_each_node_asks_for_all_of_it(monkeypatch):
     store, asked = dist.HashStore(), list[int]()
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(group, "FIRST_OF_NODE_TIMEOUT", timedelta(milliseconds=10))
 
-    def answer(rank: int, local_rank: int) -> dict[str, Any]:
+    def answer(rank, local_rank):
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
 
-        def ask() -> dict[str, Any]:
+        def ask():
             asked.append(rank)
             return {"by": rank}
 
@@ -87,10 +81,10 @@ def test_the_first_rank_of_each_node_asks_for_all_of_it(monkeypatch: pytest.Monk
     assert answer(0, 0) == {"by": 0}
 
 
-def test_a_scatter_that_leaves_its_result_gets_this_ranks_part() -> None:
+def test_a_scatter_that_leaves_its_result_gets_this_ranks_part():
     told = []
 
-    def leave(output: torch.Tensor, input: torch.Tensor, **more: object) -> str:  # noqa: A002
+    def leave(output, input, **more):  # noqa: A002
         told.append(more)
         return "work"
 
@@ -101,7 +95,7 @@ def test_a_scatter_that_leaves_its_result_gets_this_ranks_part() -> None:
     assert told == [{"group": "some", "async_op": True}]
 
 
-def test_a_gather_is_one_copy_also_into_itself() -> None:
+def test_a_gather_is_one_copy_also_into_itself():
     output = torch.zeros(8)
     shard = output[:2]
     shard.copy_(torch.tensor([1.0, 2.0]))
@@ -112,12 +106,10 @@ def test_a_gather_is_one_copy_also_into_itself() -> None:
     assert by_rank.tolist() == [[1, 1]] * 6
 
 
-def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(monkeypatch):
     seen, copy = list[torch.dtype](), torch.Tensor.copy_
 
-    def copied(to: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def copied(to, source):
         seen.append(to.dtype)
         return copy(to, source)
 
@@ -135,9 +127,7 @@ def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(
             assert seen.pop() == (torch.complex128 if wide else dtype)
 
 
-def test_gpus_that_cannot_reach_each_other_are_told_to_nccl(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpus_that_cannot_reach_each_other_are_told_to_nccl(monkeypatch):
     names = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is undone
@@ -160,9 +150,7 @@ def test_gpus_that_cannot_reach_each_other_are_told_to_nccl(
         ([(1, 4), (1, 2)], [1, 1]),  # dtypes do not share one
     ],
 )
-def test_ddps_buckets_from_the_last_parameter_on(
-    parameters: list[tuple[int, int]], buckets: list[int]
-) -> None:
+def test_ddps_buckets_from_the_last_parameter_on(parameters, buckets):
     dtypes = {2: torch.bfloat16, 4: torch.float32}
     tensors = [
         torch.empty(mib * MIB // size, dtype=dtypes[size], device="meta")

@@ -1,12 +1,9 @@
 """The norm of all gradients, layers that backward computes again, and what hides collectives."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel
 
 from workers.probe.checkpointing import checkpoint_layers, host_bytes
 from workers.probe.collectives import Call, overlaps
@@ -14,7 +11,6 @@ from workers.probe.model import build_on_meta, decoder_layers
 from workers.probe.quantized import quantize
 from workers.probe.tracker import (
     Phase,
-    Recomputed,
     StorageTracker,
     frozen_sums,
     recomputing,
@@ -22,7 +18,7 @@ from workers.probe.tracker import (
 )
 
 
-def with_gradient(gradient: Tensor) -> nn.Parameter:
+def with_gradient(gradient):
     parameter = nn.Parameter(torch.zeros_like(gradient))
     parameter.grad = gradient
     return parameter
@@ -37,7 +33,7 @@ def with_gradient(gradient: Tensor) -> nn.Parameter:
         ([], 0.0),
     ],
 )
-def test_the_norm_of_all_gradients_together(gradients: list[Tensor | None], norm: float) -> None:
+def test_the_norm_of_all_gradients_together(gradients, norm):
     """Of plain tensors; split ones are in test_tensor_parallel."""
     parameters = [nn.Parameter(torch.ones(3)) if g is None else with_gradient(g) for g in gradients]
     found = total_gradient_norm(parameter for parameter in parameters)
@@ -62,9 +58,7 @@ LLAMA = {
         ("offload", 3, 3 * 6, 3 * 8 * 16 * 4),  # of each layer its input, in fp32
     ],
 )
-def test_transformers_checkpointing_is_seen(
-    how: str, layers: int, products: int, on_host: int
-) -> None:
+def test_transformers_checkpointing_is_seen(how, layers, products, on_host):
     """A layer has seven products, of which torch does not come to the last one again."""
     model = build_on_meta(LLAMA, torch.float32)
     checkpoint_layers(model, how)
@@ -74,14 +68,12 @@ def test_transformers_checkpointing_is_seen(
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-def test_inputs_go_to_the_host_as_transformers_itself_sends_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_inputs_go_to_the_host_as_transformers_itself_sends_them(monkeypatch):
     """Exported code asks transformers for it: on a CPU its copies are storages too."""
     monkeypatch.setattr(torch.cpu, "is_available", lambda: False)  # it would pin for a "cpu" device
     peaks = []
     for own in (False, True):
-        model: Any = build_on_meta(LLAMA, torch.float32)
+        model = build_on_meta(LLAMA, torch.float32)
         if own:
             model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)
         else:
@@ -91,7 +83,7 @@ def test_inputs_go_to_the_host_as_transformers_itself_sends_them(
     assert peaks[0] == peaks[1]
 
 
-def trained(model: PreTrainedModel) -> tuple[Recomputed, StorageTracker]:
+def trained(model):
     """What is seen of forward and backward of a model on the meta device."""
     model._apply(lambda t: torch.full(t.shape, 0.02) if t.is_meta else t)
     tokens, phase = torch.arange(8).view(1, 8), Phase()
@@ -125,13 +117,13 @@ E, P, B = "exposed", "prefetched", "behind_backward"
         ([(REDUCE, "optimizer", 1, SHARD)] * 2, [E] * 2),
     ],
 )  # fmt: skip
-def test_what_hides_collectives(calls: list[tuple[str, str, int, str]], hidden: list[str]) -> None:
+def test_what_hides_collectives(calls, hidden):
     planted = [Call(op, group, phase, number, 1) for op, phase, number, group in calls]
     found = overlaps(planted, {SHARD: "dp_shard", TENSOR: "tp", DATA: "dp"})
     assert [str(overlap) for overlap in found] == hidden
 
 
-def test_a_frozen_parameter_that_moved_is_seen_by_its_bits() -> None:
+def test_a_frozen_parameter_that_moved_is_seen_by_its_bits():
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False, dtype=torch.bfloat16) for _ in range(3)))
     model[2].requires_grad_(False)
     model[1].requires_grad_(False)
@@ -143,7 +135,7 @@ def test_a_frozen_parameter_that_moved_is_seen_by_its_bits() -> None:
     assert [a == b for a, b in zip(before, frozen_sums(model), strict=True)] == [False, True]
 
 
-def test_scales_of_frozen_weights_must_not_move_either() -> None:
+def test_scales_of_frozen_weights_must_not_move_either():
     from bitsandbytes.nn import Linear4bit
 
     linear = Linear4bit(64, 64, bias=False, quant_storage=torch.bfloat16)
@@ -156,7 +148,7 @@ def test_scales_of_frozen_weights_must_not_move_either() -> None:
     assert sum(a != b for a, b in zip(before, frozen_sums(model), strict=True)) == 1
 
 
-def test_frozen_bits_are_summed_in_little_memory() -> None:
+def test_frozen_bits_are_summed_in_little_memory():
     """torch makes 64-bit integers of what it sums: four times a whole embedding in bf16."""
     model = nn.Embedding(2**16, 2**9, dtype=torch.bfloat16).requires_grad_(False)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

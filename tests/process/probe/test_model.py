@@ -1,7 +1,6 @@
 """Models are built without memory, and filled alike however they are cut."""
 
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +17,7 @@ from tuner.launchfiles import trainer
 from tuner.model import published_model
 from workers.probe import fused_loss
 from workers.probe.batches import VARLEN_ON_CPU, attention_name, block_mask
-from workers.probe.errors import (
-    AdapterUnavailableError,
-    AttentionUnavailableError,
-    outcome_of,
-)
+from workers.probe.errors import AdapterUnavailableError, AttentionUnavailableError, outcome_of
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.model import (
     LIGER_CONFIG,
@@ -35,7 +30,7 @@ from workers.probe.model import (
     set_loss,
 )
 from workers.probe.quantized import add_empty_scales, quantize_layers, scales, shape_only
-from workers.probe.spec import Spec, parse_spec
+from workers.probe.spec import parse_spec
 from workers.probe.tracker import watching
 
 SMALL = {
@@ -63,17 +58,17 @@ MODELS = {
 }
 
 
-def test_rows_of_documents_are_attended_by_the_kernel_that_is_asked_for() -> None:
+def test_rows_of_documents_are_attended_by_the_kernel_that_is_asked_for():
     packing = {"variant": "varlen", "documents": [8, 8]}
     for how, name in ((packing, VARLEN_ON_CPU), (None, "sdpa")):
         asked = attention_name(how, torch.device("cpu"))
         for model_type, found in (("llama", name), ("gemma2", "eager" if how is None else name)):
             config = {"model_type": model_type, **MODELS[model_type]}
-            model: Any = build_on_meta(config, torch.float32, asked)
+            model = build_on_meta(config, torch.float32, asked)
             assert model.config._attn_implementation == found
 
 
-def test_what_is_not_quantized_needs_no_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_quantized_needs_no_bitsandbytes(monkeypatch):
     for name in [*sys.modules, "bitsandbytes", "bitsandbytes.functional", "bitsandbytes.nn"]:
         if name.partition(".")[0] == "bitsandbytes":
             monkeypatch.setitem(sys.modules, name, None)
@@ -81,20 +76,20 @@ def test_what_is_not_quantized_needs_no_bitsandbytes(monkeypatch: pytest.MonkeyP
     shape_only(model)
     add_empty_scales(model)
     assert not [*scales(model)]
-    config: Any = {"model_type": "llama", **MODELS["llama"]}
+    config = {"model_type": "llama", **MODELS["llama"]}
     adapter = {"quantize": "nf4", "double_quant": True}
     with pytest.raises(AdapterUnavailableError, match="needs bitsandbytes"):
         quantize_layers(build_on_meta(config, torch.float32), [model], adapter)
 
 
-def test_without_its_library_varlen_is_refused_on_a_gpu() -> None:
+def test_without_its_library_varlen_is_refused_on_a_gpu():
     """And no kernel of the hub is taken in its place."""
     with pytest.raises(AttentionUnavailableError, match="needs flash-attn") as refused:
         attention_name({"variant": "varlen", "documents": [8, 8]}, torch.device("cuda"))
     assert outcome_of(refused.value, "build") == "invalid"
 
 
-def test_documents_are_those_that_the_model_tells() -> None:
+def test_documents_are_those_that_the_model_tells():
     """A model that hands on no positions has tokens see other documents, as in the library."""
     attention_name({"variant": "varlen"}, torch.device("cpu"))
     query, key, value = torch.randn(3, 1, 2, 16, 8)
@@ -109,11 +104,11 @@ def test_documents_are_those_that_the_model_tells() -> None:
         torch.testing.assert_close(found, wanted.transpose(1, 2))
 
 
-def build(model_type: str) -> torch.nn.Module:
+def build(model_type):
     return build_on_meta({"model_type": model_type, **MODELS[model_type]}, torch.float32)
 
 
-def fill(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+def fill(model, seed=1):
     filler = WeightFiller(model, seed=seed, device=torch.device("cpu"), shard_rank=0, shard_size=1)
     buffers = dict(model.named_buffers())
     model.to_empty(device="cpu")
@@ -126,7 +121,7 @@ def fill(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 
 @pytest.mark.parametrize("model_type", MODELS)
 @pytest.mark.smoke
-def test_every_model_trains_a_step(model_type: str) -> None:
+def test_every_model_trains_a_step(model_type):
     model = build(model_type)
     assert all(p.is_meta for p in model.parameters())
     assert not any(b.is_meta for b in model.buffers())
@@ -140,13 +135,13 @@ def test_every_model_trains_a_step(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "phi"])
-def test_a_fused_loss_and_its_gradients_are_the_models_own(model_type: str) -> None:
+def test_a_fused_loss_and_its_gradients_are_the_models_own(model_type):
     """Plain logits, capped ones, and ones with a bias; and two losses that are not fused."""
     tokens = torch.randint(0, 96, (3, 17), generator=torch.Generator().manual_seed(0))
     labels = tokens.masked_fill(tokens < 9, -100)
     found = []
     for kind, by in (("hf", ""), ("hf", "chunked"), ("fp32", ""), ("own_dtype", "")):
-        model: Any = build(model_type)
+        model = build(model_type)
         set_loss(model, kind, fused_by=by)
         fill(model)
         with watching(model.get_output_embeddings()) as logits:
@@ -160,11 +155,11 @@ def test_a_fused_loss_and_its_gradients_are_the_models_own(model_type: str) -> N
         assert other == pytest.approx(found[0], rel=1e-4, abs=1e-7)
 
 
-def test_a_fused_loss_leaves_the_rest_of_the_model_alone() -> None:
+def test_a_fused_loss_leaves_the_rest_of_the_model_alone():
     """What is saved keeps its cap, also after a forward that fails; without labels, logits."""
     tokens = torch.randint(0, 96, (2, 17), generator=torch.Generator().manual_seed(0))
-    own: Any = fill(build("gemma2"))
-    model: Any = fill(build("gemma2"))
+    own = fill(build("gemma2"))
+    model = fill(build("gemma2"))
     fuse_loss(model)
     config = own.config.to_dict()
     assert config["final_logit_softcapping"]
@@ -182,14 +177,14 @@ def test_a_fused_loss_leaves_the_rest_of_the_model_alone() -> None:
     assert float(by_place.loss) == pytest.approx(float(loss.detach()), rel=1e-4)
 
 
-def test_weights_depend_on_the_seed_alone() -> None:
+def test_weights_depend_on_the_seed_alone():
     first, again, other = fill(build("mistral")), fill(build("mistral")), fill(build("mistral"), 2)
     same = [torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)]
     assert all(same)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
 
 
-def test_a_fused_loss_is_predicted_in_the_parts_that_it_has() -> None:
+def test_a_fused_loss_is_predicted_in_the_parts_that_it_has():
     assert memory_step.LOSS_PARTS == fused_loss.LOSS_PARTS
     assert trainer.LIGER_CONFIG == LIGER_CONFIG  # the exported is the probed
 
@@ -204,8 +199,8 @@ def test_a_fused_loss_is_predicted_in_the_parts_that_it_has() -> None:
     ],
 )
 def test_experts_that_a_grouped_product_cannot_multiply_are_refused(
-    hidden: int, intermediate: int, dtype: torch.dtype, refused: bool
-) -> None:
+    hidden, intermediate, dtype, refused
+):
     sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "head_dim": 8}
     config = {"model_type": "mixtral", **MODELS["mixtral"], **sizes}
     model = build_on_meta(config, dtype)
@@ -222,14 +217,14 @@ def test_experts_that_a_grouped_product_cannot_multiply_are_refused(
         model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
 
 
-def probe(**changes: Any) -> Spec:
+def probe(**changes):
     config = {"model_type": "llama", "vocab_size": 50}
     knobs = {"micro_batch_size": 2, "gradient_accumulation_steps": 3, "sharding": "full_shard"}
     return parse_spec(specs.spec(config, 4, **knobs, **changes))
 
 
-def test_every_configuration_sees_the_same_global_batch() -> None:
-    def rows(spec: Spec) -> list[list[int]]:
+def test_every_configuration_sees_the_same_global_batch():
+    def rows(spec):
         ranks = {spec.data_parallel_rank(rank) for rank in range(spec.world_size)}
         batches = [
             batch
@@ -248,7 +243,7 @@ def test_every_configuration_sees_the_same_global_batch() -> None:
         assert rows(parse_spec(values)) == plain
 
 
-def test_tokens_of_a_rank_are_its_own_and_of_the_step() -> None:
+def test_tokens_of_a_rank_are_its_own_and_of_the_step():
     spec, alone = probe(), probe(fidelity="emulated")
     first, second = (micro_batches(spec, step=s, count=3, data_rank=1) for s in (0, 1))
     assert first[0].tolist() != second[0].tolist()
@@ -258,7 +253,7 @@ def test_tokens_of_a_rank_are_its_own_and_of_the_step() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # of GPT-2, which peft sets by itself
-def test_what_peft_trains_is_what_arithmetic_counts() -> None:
+def test_what_peft_trains_is_what_arithmetic_counts():
     """Every matrix of an adapter, in the order of parameters, for each kind of dense model."""
     kinds = {}
     for name in names():

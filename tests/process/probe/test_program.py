@@ -7,22 +7,18 @@ series show. So the records of two series are what most is asked of here.
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.models import TINY
-from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import ENVIRONMENT, MODELS
 from tests.process.probe.specs import spec as spec_of
-from workers.launchers.base import Ended, Job
+from workers.launchers.base import Job
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.probe.orders import END, SPEC, SPENT
 
 Record = dict[str, Any]
-Spec = dict[str, Any]
 
 PHASES = {"forward", "backward", "optimizer"}
 GPT2 = MODELS["gpt2"]
@@ -34,11 +30,11 @@ LIMIT = 1_000_000
 NOT_FINITE = {**TINY, "rms_norm_eps": -1.0}
 
 
-def spec(ranks: int = 1, model: Mapping[str, Any] = TINY, **choices: Any) -> Spec:
+def spec(ranks=1, model=TINY, **choices):
     return spec_of(dict(model), ranks, **choices)
 
 
-def run(argv: Sequence[str], folder: Path, ranks: int) -> Ended:
+def run(argv, folder, ranks):
     job = Job(
         argv=tuple(argv), directory=folder, ranks=ranks, device="cpu", deadline_s=900, sharing=2
     )
@@ -48,21 +44,21 @@ def run(argv: Sequence[str], folder: Path, ranks: int) -> Ended:
     return ended
 
 
-def codes(ended: Ended) -> list[int]:
+def codes(ended):
     return [end.code for end in ended.ranks]
 
 
-def records(folder: Path, ranks: int) -> list[Record]:
+def records(folder, ranks):
     return [json.loads((folder / f"rank-{rank:05d}.json").read_text()) for rank in range(ranks)]
 
 
-def order(folder: Path, values: Spec) -> Path:
+def order(folder, values):
     folder.mkdir(parents=True)
     (folder / SPEC).write_text(json.dumps(values))
     return folder
 
 
-def cold(start: Any, folder: Path, values: Spec, ranks: int) -> list[Record]:
+def cold(start, folder, values, ranks):
     """Records of ranks of one probe, who end well."""
     order(folder / "0001", values)
     (folder / END).touch()
@@ -90,14 +86,12 @@ main()
 """
 
 
-def in_place_of_the_program(text: str, folder: Path) -> tuple[str, ...]:
+def in_place_of_the_program(text, folder):
     argv = series_argv(folder)
     return (*argv[:2], "-c", text, *argv[4:])
 
 
-def warm(
-    start: Preloaded, folder: Path, specs: Mapping[str, Spec], ranks: int
-) -> dict[str, list[Record]]:
+def warm(start, folder, specs, ranks):
     """Records by name of orders that are there from the start; nothing is left after any."""
     places = {name: order(folder / f"{number:04d}", values)
               for number, (name, values) in enumerate(specs.items(), 1)}  # fmt: skip
@@ -112,13 +106,7 @@ def warm(
     return {name: records(place, ranks) for name, place in places.items()}
 
 
-def hold_alike(
-    start: Preloaded,
-    folder: Path,
-    specs: Mapping[str, Spec],
-    found: Mapping[str, list[Record]],
-    ranks: int,
-) -> None:
+def hold_alike(start, folder, specs, found, ranks):
     """The last two of a series are as by themselves.
 
     A rank alone takes the same memory to the byte. Real ranks wait for each other, and free
@@ -163,23 +151,19 @@ EMULATED = {
 
 
 @pytest.fixture(scope="module")
-def measured(
-    preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Record]]:
+def measured(preloaded, tmp_path_factory):
     return warm(preloaded, tmp_path_factory.mktemp("measured") / "warm", MEASURED, 2)
 
 
 @pytest.fixture(scope="module")
-def emulated(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+def emulated(preloaded, tmp_path_factory):
     """Sixteen ranks on four nodes, played by one process."""
     folder = tmp_path_factory.mktemp("emulated") / "warm"
     return {name: one for name, (one,) in warm(preloaded, folder, EMULATED, 1).items()}
 
 
 @pytest.mark.smoke
-def test_a_probe_measures_memory_time_and_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_measures_memory_time_and_training(tmp_path, monkeypatch):
     """In processes that import all for themselves."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -204,24 +188,18 @@ def test_a_probe_measures_memory_time_and_training(
     assert not list((tmp_path / "probe").rglob("*.partial"))
 
 
-def test_measured_probes_after_others(
-    measured: dict[str, list[Record]], preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_measured_probes_after_others(measured, preloaded, tmp_path):
     """Meshes of one shape follow each other, dropout draws, weights are cast."""
     hold_alike(preloaded, tmp_path, MEASURED, measured, 2)
 
 
 @pytest.mark.long
-def test_emulated_probes_after_others(
-    emulated: dict[str, Record], preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_emulated_probes_after_others(emulated, preloaded, tmp_path):
     found = {name: [record] for name, record in emulated.items()}
     hold_alike(preloaded, tmp_path, EMULATED, found, 1)
 
 
-def test_slow_steps_are_not_timed_further(
-    measured: dict[str, list[Record]], emulated: dict[str, Record]
-) -> None:
+def test_slow_steps_are_not_timed_further(measured, emulated):
     """All ranks agree, and what was seen until then is kept."""
     for asked, outcome, steps in (
         ([*measured["slow"], emulated["slow"]], "stopped_early", 2),
@@ -239,7 +217,7 @@ def test_slow_steps_are_not_timed_further(
     assert found["copies_s"].keys() == found["collectives"].keys() == {"2", "4"}
 
 
-def test_a_rank_alone_has_computing_and_collectives_apart(emulated: dict[str, Record]) -> None:
+def test_a_rank_alone_has_computing_and_collectives_apart(emulated):
     record = emulated["hybrid"]
     found = record["emulation"]
     assert record["losses"] == record["gradient_norms"] == []
@@ -292,9 +270,7 @@ OTHERWISE = [
 ]
 
 
-def test_other_ends_are_recorded(
-    preloaded: Preloaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ends_are_recorded(preloaded, tmp_path):
     places = [order(tmp_path / f"{n:04d}", values) for n, (_, values) in enumerate(OTHERWISE)]
     ended = run(preloaded((sys.executable, "-P", "-c", ENDS, str(tmp_path))), tmp_path, 1)
     assert codes(ended) == [0], (tmp_path / "rank-00000.log").read_text()[-2000:]
@@ -311,7 +287,7 @@ def test_other_ends_are_recorded(
     assert "gpt2" in records(places[-1], 1)[0]["error"]["message"]
 
 
-def test_nothing_follows_a_probe_that_failed(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_nothing_follows_a_probe_that_failed(preloaded, tmp_path):
     specs = [spec(), spec(memory_limit_bytes=LIMIT), spec()]
     places = [order(tmp_path / f"{n:04d}", values) for n, values in enumerate(specs, 1)]
     (tmp_path / END).touch()
@@ -331,9 +307,7 @@ main()
 """
 
 
-def test_a_process_with_memory_left_behind_waits_for_nothing(
-    preloaded: Preloaded, tmp_path: Path
-) -> None:
+def test_a_process_with_memory_left_behind_waits_for_nothing(preloaded, tmp_path):
     """No end is ordered: it goes by itself."""
     place = order(tmp_path / "0001", spec(model={**GPT2, "vocab_size": 40_000}))
     ended = run(preloaded(in_place_of_the_program(LEAKS, tmp_path)), tmp_path, 1)
@@ -344,9 +318,7 @@ def test_a_process_with_memory_left_behind_waits_for_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sharding", ["ddp", "full_shard"])
-def test_the_8_bit_optimizer_halves_the_state_or_better(
-    preloaded: Preloaded, tmp_path: Path, sharding: str
-) -> None:
+def test_the_8_bit_optimizer_halves_the_state_or_better(preloaded, tmp_path, sharding):
     pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
     values = spec(2, sharding=sharding, optimizer="adamw_8bit")
     by_category = cold(preloaded, tmp_path / "probe", values, 2)[0]["memory"]["by_category"]

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("keys", [8, 32])
-def test_buffers_and_bytes_are_those_of_torch(ranks: int, keys: int) -> None:
+def test_buffers_and_bytes_are_those_of_torch(ranks, keys):
     """On the rank that needs most; in forward that is the last, in backward any."""
     each = [
         json.loads(
@@ -40,7 +40,7 @@ def test_buffers_and_bytes_are_those_of_torch(ranks: int, keys: int) -> None:
     cluster = parse_cluster("8xh100-80gb")
     key = LayerKey(
         model=model, sequence_length=256, compute_bytes=2, residual_bytes=2, tp=1,
-        recompute=False, device=cluster.gpu.device, attention=None, ring=ranks,  # type: ignore
+        recompute=False, device=cluster.gpu.device, attention=None, ring=ranks,
     )  # fmt: skip
     layer = _Layer(key, sparse=False, sliding=False, starts=False)
     tokens = layer.tokens
@@ -62,7 +62,7 @@ def test_buffers_and_bytes_are_those_of_torch(ranks: int, keys: int) -> None:
 
 
 @pytest.mark.parametrize("changed", ["", "fused_loss=true", "loss"])
-def test_the_exported_loop_trains_what_one_process_trains(tmp_path: Path, changed: str) -> None:
+def test_the_exported_loop_trains_what_one_process_trains(tmp_path, changed):
     """Two ranks, with torch's ring and CPU's kernel: parts, shifted labels, positions, the mean."""
     question, settings = Case(
         model="llama-3.2-1b",

@@ -16,25 +16,25 @@ from workers.probe.tracker import Phase
 class Device:
     """One on which every timed run of steps has a near miss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.retries = 1
         self.tracker = contextlib.nullcontext()
-        self.tracker.add = lambda tensor: None  # type: ignore[attr-defined]
+        self.tracker.add = lambda tensor: None
 
-    def enter_phase(self) -> None:
+    def enter_phase(self):
         """Nothing is counted by phase."""
 
-    def allocation_retries(self) -> int:
+    def allocation_retries(self):
         return self.retries
 
 
-def test_near_misses_of_timed_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_misses_of_timed_steps_count(monkeypatch):
     device, record = Device(), Record(rank=0)
 
-    def track(rank: Rank, stack: object) -> None:
+    def track(rank, stack):
         rank.record.memory = {"allocation_retries": rank.device.allocation_retries()}
 
-    def time(rank: Rank, stack: object) -> None:
+    def time(rank, stack):
         device.retries += 2
 
     built = SimpleNamespace(model=nn.Linear(2, 2), optimizer_steps=0)
@@ -42,7 +42,7 @@ def test_near_misses_of_timed_steps_count(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Rank, "_track", track)
     monkeypatch.setattr(Rank, "_time", time)
     spec = SimpleNamespace(is_alone=False, fidelity="measured")
-    Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record).run()  # type: ignore[arg-type]
+    Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record).run()
     assert record.memory == {"allocation_retries": 3}
     assert record.outcome == "ok"
 
@@ -50,11 +50,11 @@ def test_near_misses_of_timed_steps_count(monkeypatch: pytest.MonkeyPatch) -> No
 class Peers:
     """Another rank, whose steps are longer by some seconds."""
 
-    def __init__(self, more_s: float) -> None:
+    def __init__(self, more_s):
         self.more_s = more_s
         self.asked = 0
 
-    def all_reduce(self, seconds: torch.Tensor, op: object) -> None:
+    def all_reduce(self, seconds, op):
         self.asked += 1
         seconds += self.more_s
 
@@ -62,14 +62,12 @@ class Peers:
 class Steps(Rank):
     """A rank whose steps take what they are told to, a second for each micro-batch."""
 
-    def _timed_step(self, stack: object, count: int, losses: list[torch.Tensor]) -> float:
+    def _timed_step(self, stack, count, losses):
         self._step += 1
         return float(count)
 
 
-def timed(
-    monkeypatch: pytest.MonkeyPatch, peers: Peers, counts: list[int], limit_s: float | None
-) -> Steps:
+def timed(monkeypatch, peers, counts, limit_s):
     monkeypatch.setattr(run.dist, "all_reduce", peers.all_reduce)
     spec = SimpleNamespace(
         accumulation_counts=counts, warmup_steps=3, tracked_steps=2, measured_steps=10,
@@ -77,9 +75,9 @@ def timed(
         give_up_above_s=limit_s, settings=SimpleNamespace(gradient_accumulation_steps=16),
     )  # fmt: skip
     device = SimpleNamespace(torch_device=torch.device("cpu"))
-    rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))  # type: ignore[arg-type]
+    rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))
     monkeypatch.setattr(rank.__class__, "_note_losses", lambda rank, losses: None)
-    rank._time(SimpleNamespace(set_accumulation=lambda count: None))  # type: ignore[arg-type]
+    rank._time(SimpleNamespace(set_accumulation=lambda count: None))
     return rank
 
 
@@ -93,9 +91,7 @@ def timed(
         (1.0, 17.5, 10),
     ],
 )
-def test_the_slowest_rank_decides_whether_steps_are_too_slow(
-    monkeypatch: pytest.MonkeyPatch, more_s: float, limit_s: float | None, steps: int
-) -> None:
+def test_the_slowest_rank_decides_whether_steps_are_too_slow(monkeypatch, more_s, limit_s, steps):
     """A step of 16 micro-batches takes 16 s by the line through 2 and 4, and a peer's 1 s more."""
     peers = Peers(more_s)
     rank = timed(monkeypatch, peers, [2, 4], limit_s)

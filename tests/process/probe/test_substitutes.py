@@ -9,14 +9,12 @@ from workers.probe.dry.substitutes import substituted
 SHAPE = (1, 2, 8, 16)
 
 
-def kept(
-    kind: str, p: float, *, attends: bool = False, backend: str = "flash"
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def kept(kind, p, *, attends=False, backend="flash"):
     """Shapes and dtypes of what a kernel keeps for backward."""
-    found: list[torch.Tensor] = []
+    found = []
     x = torch.ones(SHAPE, dtype=torch.bfloat16, requires_grad=True)
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+    def pack(tensor):
         found.append(tensor)
         return tensor
 
@@ -31,12 +29,12 @@ def kept(
     return [(tuple(t.shape), t.dtype) for t in found]
 
 
-def test_cudas_dropout_keeps_a_mask_of_bytes() -> None:
+def test_cudas_dropout_keeps_a_mask_of_bytes():
     assert kept("cuda", 0.1) == [(SHAPE, torch.bool)]
     assert (SHAPE, torch.bfloat16) in kept("cpu", 0.1)
 
 
-def test_cudas_attention_keeps_no_scores_under_dropout() -> None:
+def test_cudas_attention_keeps_no_scores_under_dropout():
     scores = (*SHAPE[:2], SHAPE[2], SHAPE[2])
     assert sorted(map(str, kept("cuda", 0.1, attends=True))) == sorted(
         map(str, kept("cpu", 0.0, attends=True))
@@ -46,7 +44,7 @@ def test_cudas_attention_keeps_no_scores_under_dropout() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_torchs_own_operators_keep_probabilities_in_fp32(p: float) -> None:
+def test_torchs_own_operators_keep_probabilities_in_fp32(p):
     """And with dropout a mask of bytes, and what it leaves of them."""
     heads = SHAPE[0] * SHAPE[1]
     scores = [

@@ -1,12 +1,7 @@
 """Masked language models and classifiers: what ranks train, and what dry runs say of them."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import dry_runs, measure, peaks_agree, spec
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -16,7 +11,7 @@ SIZES = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,
     "vocab_size": 512, "max_position_embeddings": 128, "num_labels": 3,
 }  # fmt: skip
-ENCODERS: Mapping[str, dict[str, Any]] = {
+ENCODERS = {
     "bert": SIZES,
     "roberta": SIZES,
     "modernbert": {**SIZES, "pad_token_id": 0},
@@ -32,14 +27,14 @@ STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dropo
          "attention_dropout": 0.0, "seq_classif_dropout": 0.0}  # fmt: skip
 
 
-def of_task(name: str, task: str, ranks: int, **choices: Any) -> dict[str, Any]:
+def of_task(name, task, ranks, **choices):
     fields = {**ENCODERS[name], "model_type": name, **choices.pop("fields", {})}
     return spec(
         fields, ranks, task=task, tracked_steps=STEPS, measured_steps=1, minimum_steps=1, **choices
     )
 
 
-def test_memory_of_two_ranks_is_that_of_a_dry_run(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_memory_of_two_ranks_is_that_of_a_dry_run(preloaded, tmp_path):
     """With dropout, which all of them have; sharded where no bias is tied across groups."""
     specs = {
         f"{name} {task}": of_task(name, task, 2) for name in ENCODERS for task in (MASKED, CLASSES)
@@ -62,7 +57,7 @@ def test_memory_of_two_ranks_is_that_of_a_dry_run(preloaded: Preloaded, tmp_path
         assert record["optimizer_steps"] == record["expected_optimizer_steps"], name
 
 
-def test_two_ranks_train_what_one_process_trains(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_two_ranks_train_what_one_process_trains(preloaded, tmp_path):
     """Each micro-batch predicts as many tokens, or labels, as any other; without dropout."""
     cases = [
         ("bert", MASKED, {"sync_each_batch": False}),
@@ -80,13 +75,13 @@ def test_two_ranks_train_what_one_process_trains(preloaded: Preloaded, tmp_path:
     assert abs(trained(alone[0])[0] / trained(alone[1])[0] - 1) > 0.5
 
 
-def trained(record: dict[str, Any]) -> list[float]:
-    found: list[float] = record["losses"][:STEPS] + record["gradient_norms"]
+def trained(record):
+    found = record["losses"][:STEPS] + record["gradient_norms"]
     assert len(found) == 2 * STEPS
     return found
 
 
-def test_a_bias_tied_across_groups_is_not_sharded(preloaded: Preloaded) -> None:
+def test_a_bias_tied_across_groups_is_not_sharded(preloaded):
     """So the catalogue says of such types; where torch takes them, ``shards`` has no use left."""
     with pytest.raises(AssertionError, match="already managed by another FSDP group"):
         dry_runs(preloaded, {"bert": of_task("bert", MASKED, 2, sharding="full_shard")})

@@ -1,12 +1,10 @@
 """The parts of tensor parallelism by themselves; training is held in ``test_agreement.py``."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import run_program
 from workers.probe.tensor_parallel import VERIFIED_MODEL_TYPES, UnsupportedByTensorParallel, check
 
@@ -14,7 +12,7 @@ from workers.probe.tensor_parallel import VERIFIED_MODEL_TYPES, UnsupportedByTen
 GATHERED_BYTES = 2 * 16 * 32 * 4
 
 
-def test_its_parts_on_four_ranks(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_its_parts_on_four_ranks(preloaded, tmp_path):
     run_program(preloaded, "tensor_parallel_ranks.py", tmp_path, 4, 4)
     found = json.loads((tmp_path / "found.json").read_text())
     said = found["refusals"]
@@ -36,7 +34,7 @@ def test_its_parts_on_four_ranks(preloaded: Preloaded, tmp_path: Path) -> None:
     assert ours - transformers_own == 2 * 16  # the embedding's mask of tokens, a byte each
 
 
-def test_models_are_checked_with_the_reason() -> None:
+def test_models_are_checked_with_the_reason():
     for model_type in VERIFIED_MODEL_TYPES:
         check(model_type, SimpleNamespace(attention_dropout=0.0, output_router_logits=False))
     for model_type, field, value, reason in (

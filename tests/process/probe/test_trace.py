@@ -1,7 +1,6 @@
 """From planted logs to lines and rows; and the blame for errors of dry runs."""
 
 import itertools
-from typing import Any
 
 import pytest
 
@@ -13,15 +12,15 @@ FORWARD = Segment(0, "forward", "layer 0")
 BACKWARD = Segment(0, "backward", "layer 0")
 
 
-def block(category: Category | None = None, phase: str = "forward", death: str = "") -> Block:
+def block(category=None, phase="forward", death=""):
     return Block(phase, True, False, category, death)
 
 
-def of(point: tuple[int, ...]) -> dict[str, int]:
+def of(point):
     return {str(c): n for c, n in zip(CATEGORIES, point, strict=True) if n}
 
 
-def test_moments_are_kept_before_memory_falls_and_at_a_segments_ends() -> None:
+def test_moments_are_kept_before_memory_falls_and_at_a_segments_ends():
     held, first, second = (
         block(Category.PARAMETERS),
         block(death="backward"),
@@ -38,14 +37,14 @@ def test_moments_are_kept_before_memory_falls_and_at_a_segments_ends() -> None:
     assert [sum(p) for p in points[BACKWARD]] == [110, 103]
 
 
-def test_a_category_that_becomes_known_late_holds_from_birth() -> None:
+def test_a_category_that_becomes_known_late_holds_from_birth():
     gradient = block(phase="backward")
     log = [BACKWARD, Change(gradient, 8), Change(gradient, -8)]
     gradient.category = Category.GRADIENTS_SHARDED
     assert of(turning_points(log)[BACKWARD][0]) == {"gradients_sharded": 8}
 
 
-def value(line: tuple[Any, ...], sizes: tuple[int, int], at: int) -> float:
+def value(line, sizes, at):
     (low, high), (first, second) = sizes, (sum(p) for p in line)
     return first + (second - first) * (at - low) / (high - low)
 
@@ -57,9 +56,7 @@ def value(line: tuple[Any, ...], sizes: tuple[int, int], at: int) -> float:
         ([(100, 0), (50, 10), (49, 10), (0, 30)], (2, 4), None),
     ],
 )
-def test_the_envelope_is_exact_at_every_size(
-    planted: list[tuple[int, int]], sizes: tuple[int, int], left_out: int | None
-) -> None:
+def test_the_envelope_is_exact_at_every_size(planted, sizes, left_out):
     """Planted: intercept and slope of each moment."""
     found, matched = lines([[(a + s * size, 0) for a, s in planted] for size in sizes], sizes)
     assert matched
@@ -72,7 +69,7 @@ def test_the_envelope_is_exact_at_every_size(
     assert len(set(slopes)) == len(slopes)
 
 
-def test_other_lines_than_an_envelope() -> None:
+def test_other_lines_than_an_envelope():
     unmatched = [[(5, 0), (9, 0)], [(7, 0), (8, 0), (20, 0)]]
     assert lines(unmatched, (1, 2)) == ([((9, 0), (20, 0))], False)  # one through the peaks
     few = [(5, 0), (9, 0), (7, 0)]
@@ -82,7 +79,7 @@ def test_other_lines_than_an_envelope() -> None:
     assert lines([many], (1,), keeps_all=True) == ([((MOST_LINES, 0),)], True)
 
 
-def row(count: int, size: int, axis: str = "dp_shard") -> dict[str, Any]:
+def row(count, size, axis="dp_shard"):
     kind = {"op": "all_gather", "axis": axis, "phase": "forward", "overlap": "prefetched"}
     return {**kind, "count": count, "bytes": size}
 
@@ -99,10 +96,8 @@ def row(count: int, size: int, axis: str = "dp_shard") -> dict[str, Any]:
         ([[], [row(1, 16)]], [("dp_shard", 1, [0, 16])], "[0, 1] calls"),
     ],
 )
-def test_a_kind_of_collective_is_one_row_with_the_bytes_of_each_size(
-    at_sizes: list[list[dict[str, Any]]], rows: list[tuple[str, int, list[int]]], note: str | None
-) -> None:
-    notes: list[str] = []
+def test_a_kind_of_collective_is_one_row_with_the_bytes_of_each_size(at_sizes, rows, note):
+    notes = []
     found = joined(at_sizes, notes)
     assert [(r["axis"], r["count"], r["bytes"]) for r in found] == rows
     assert len(notes) == (note is not None)
@@ -126,9 +121,7 @@ THEIRS = "/site-packages/transformers/models/some/modeling_some.py"
         ("raise OSError('no space')", THEIRS, "", ""),
     ],
 )
-def test_the_blame_for_an_error(
-    code: str, path: str, rule: str, operator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_blame_for_an_error(code, path, rule, operator, monkeypatch):
     with pytest.raises(Exception) as caught:
         exec(compile(code, path, "exec"), {})
     monkeypatch.setattr(server, "operator_of", lambda _: "aten.mm.default")

@@ -13,7 +13,7 @@ from workers.probe.tracker import BLOCK_BYTES, MemoryLimitError, Phase, StorageT
 KIB = 1024
 
 
-def test_counts_live_storages_and_keeps_the_peak() -> None:
+def test_counts_live_storages_and_keeps_the_peak():
     with StorageTracker(Phase()) as tracker:
         first = torch.empty(4 * KIB, dtype=torch.uint8)
         second = torch.empty(8 * KIB, dtype=torch.uint8)
@@ -23,7 +23,7 @@ def test_counts_live_storages_and_keeps_the_peak() -> None:
     assert tracker.peak_bytes == 12 * KIB
 
 
-def test_views_share_a_storage_and_small_ones_are_rounded_up() -> None:
+def test_views_share_a_storage_and_small_ones_are_rounded_up():
     with StorageTracker(Phase()) as tracker:
         tensor = torch.empty(10, dtype=torch.uint8)
         views = [tensor.view(2, 5), tensor[3:], tensor.t()]
@@ -31,7 +31,7 @@ def test_views_share_a_storage_and_small_ones_are_rounded_up() -> None:
     assert len(views) == 3
 
 
-def test_follows_resize_of_a_storage() -> None:
+def test_follows_resize_of_a_storage():
     with StorageTracker(Phase()) as tracker:
         tensor = torch.empty(4 * KIB, dtype=torch.uint8)
         tensor.untyped_storage().resize_(0)
@@ -43,11 +43,11 @@ def test_follows_resize_of_a_storage() -> None:
 @pytest.mark.parametrize(
     ("backend", "name"), [(SDPBackend.FLASH_ATTENTION, "flash"), (SDPBackend.MATH, "math")]
 )
-def test_counts_kernels_of_attention_in_the_first_forward(backend: SDPBackend, name: str) -> None:
+def test_counts_kernels_of_attention_in_the_first_forward(backend, name):
     """Not again in forward that backward runs, nor in micro-batches after the first."""
     x = torch.ones(1, 2, 8, 16, requires_grad=True)
 
-    def attend() -> None:
+    def attend():
         with sdpa_kernel(backend):
             scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
 
@@ -59,7 +59,7 @@ def test_counts_kernels_of_attention_in_the_first_forward(backend: SDPBackend, n
     assert tracker.attention == {name: 2}
 
 
-def test_peak_of_each_phase_holds_what_was_there_before() -> None:
+def test_peak_of_each_phase_holds_what_was_there_before():
     phase = Phase("forward")
     with StorageTracker(phase) as tracker:
         kept = torch.empty(4 * KIB, dtype=torch.uint8)
@@ -72,7 +72,7 @@ def test_peak_of_each_phase_holds_what_was_there_before() -> None:
     assert tracker.peak_by_phase == {"forward": 4 * KIB, "backward": 4 * KIB, "optimizer": 0}
 
 
-def test_the_limit_is_an_error_that_says_how_much_was_asked() -> None:
+def test_the_limit_is_an_error_that_says_how_much_was_asked():
     with (
         StorageTracker(Phase(), limit_bytes=8 * KIB) as tracker,
         pytest.raises(MemoryLimitError) as caught,
@@ -86,7 +86,7 @@ def test_the_limit_is_an_error_that_says_how_much_was_asked() -> None:
     assert tracker.peak_bytes == 6 * KIB
 
 
-def test_backward_frees_what_forward_kept() -> None:
+def test_backward_frees_what_forward_kept():
     """Known by hand: a product keeps its inputs, and gradients are as large as the weights."""
     weight = torch.ones(64, 64, requires_grad=True)  # 16 KiB
     with StorageTracker(Phase()) as tracker:
@@ -99,7 +99,7 @@ def test_backward_frees_what_forward_kept() -> None:
     assert tracker.current_bytes == 2 * 16 * KIB  # the weight and its gradient
 
 
-def test_records_collectives_with_their_phase_and_whole_bytes(tmp_path: object) -> None:
+def test_records_collectives_with_their_phase_and_whole_bytes(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/r", rank=0, world_size=1)
     try:
         phase = Phase("backward")

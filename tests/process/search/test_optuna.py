@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from tests.questions import question_about
 from tests.unit.made import ok, study_of
 from tuner.core.framework import framework
-from tuner.core.study import Study
 from tuner.results.optuna_storage import write_storage
 from tuner.space import enumerate_space
 
@@ -23,7 +21,7 @@ DEADLINE_S = 120.0
 
 
 @pytest.mark.smoke
-def test_the_example_finds_a_configuration_that_fits() -> None:
+def test_the_example_finds_a_configuration_that_fits():
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -33,7 +31,7 @@ def test_the_example_finds_a_configuration_that_fits() -> None:
 
 
 @pytest.fixture
-def study() -> Study:
+def study():
     """One of whose configurations four were probed."""
     stack = framework("torch", {"torch": "2.13.0"}, {})
     question = question_about("stories15m", "2xl4", stack, tokens=128, batch=8)
@@ -42,7 +40,7 @@ def study() -> Study:
 
 
 @pytest.fixture
-def dashboard(study: Study, tmp_path: Path) -> Iterator[str]:
+def dashboard(study, tmp_path):
     """Its address, over a storage with the study."""
     pytest.importorskip("optuna_dashboard")
     storage = tmp_path / "storage.db"
@@ -59,7 +57,7 @@ def dashboard(study: Study, tmp_path: Path) -> Iterator[str]:
             served.terminate()
 
 
-def read(address: str) -> bytes:
+def read(address):
     """A page, as soon as there is a server."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
@@ -72,7 +70,7 @@ def read(address: str) -> bytes:
             time.sleep(0.1)
 
 
-def test_optunas_dashboard_shows_an_exported_study(dashboard: str, study: Study) -> None:
+def test_optunas_dashboard_shows_an_exported_study(dashboard, study):
     assert b"<html" in read(f"{dashboard}/dashboard/").lower()
     (listed,) = json.loads(read(f"{dashboard}/api/studies"))["study_summaries"]
     assert listed["study_name"] == study.id

@@ -17,7 +17,7 @@ def new_postgresql():
         admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
         numbers = count()
 
-        def make() -> str:
+        def make():
             name = f"test_{next(numbers)}"
             with admin.connect() as connection:
                 connection.execute(text(f"CREATE DATABASE {name}"))

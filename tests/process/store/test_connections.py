@@ -43,7 +43,7 @@ def broken(store):
     """Breaks the store's connections, as a server does that ends; how many they were."""
     admin = create_engine(store.transactions.engine.url)
     with admin.connect() as connection:
-        count: int = connection.scalar(BREAK)
+        count = connection.scalar(BREAK)
     admin.dispose()
     return count
 

@@ -6,7 +6,6 @@ import sys
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -63,7 +62,7 @@ def skewed(url, study, skew_s):
         assert process.stdout is not None
         said = process.stdout
 
-        def do(what: str) -> Any:
+        def do(what):
             print(what, file=process.stdin, flush=True)
             return json.loads(said.readline())
 

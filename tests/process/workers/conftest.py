@@ -16,14 +16,13 @@ STAND_IN = Path(__file__).parent / "stand_in_rank.py"
 STAND_IN_WORKER = Path(__file__).parent / "stand_in_worker.py"
 
 __all__ = ["question", "store"]
-Started = subprocess.Popen[str]
 
 
 @pytest.fixture
 def stand_in_argv():
     """The argv of a stand-in rank: ``stand_in_argv(out, {"0": [...], "*": [...]})``."""
 
-    def argv(out: Path, script: dict[str, list[str]], silence_s: float = 120.0) -> tuple[str, ...]:
+    def argv(out, script, silence_s=120.0):
         program = (sys.executable, "-P", str(STAND_IN), str(out))
         return (*program, WATCH_FD, str(silence_s), json.dumps(script))
 
@@ -37,7 +36,7 @@ def make_job(tmp_path, stand_in_argv):
     Its folder is ``name`` in the test's own: a job that follows another one needs its own.
     """
 
-    def job(script, *, silence_s=120.0, name="", **fields) -> Job:
+    def job(script, *, silence_s=120.0, name="", **fields):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         known = {
@@ -58,7 +57,7 @@ def make_job(tmp_path, stand_in_argv):
 def alive():
     """Living processes whose command line holds a text; ended ones that nobody reaped are not."""
 
-    def find(marker: str) -> list[psutil.Process]:
+    def find(marker):
         return [
             process
             for process in psutil.process_iter(["cmdline", "status"])
@@ -78,9 +77,9 @@ def eventually():
 @pytest.fixture
 def start_worker(store, tmp_path):
     """Starts a worker process with stand-in ranks: ``start_worker(study_id, script)``."""
-    started: list[Started] = []
+    started = []
 
-    def start(study_id: str, script: dict[str, list[str]], *watch_fd: int) -> Started:
+    def start(study_id, script, *watch_fd):
         words = (store.url, study_id, str(tmp_path / "probes"), json.dumps(script))
         argv = [sys.executable, "-P", str(STAND_IN_WORKER), *words, *map(str, watch_fd)]
         process = subprocess.Popen(argv, pass_fds=watch_fd, stderr=subprocess.PIPE, text=True)

@@ -1,9 +1,7 @@
 """One rank of replicas in a stack with a planted fault: ``faulty_series.py FAULT``, options."""
 
 import sys
-from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from workers.probe import stack
@@ -16,7 +14,7 @@ def steps_on_every_micro_batch():
     accelerator = stack.Accelerator
     usual = accelerator._do_sync
 
-    def do_sync(self: Any, *given: Any, **named: Any) -> None:
+    def do_sync(self, *given, **named):
         usual(self, *given, **named)
         if self.gradient_state.plugin_kwargs.get("sync_each_batch"):
             self.gradient_state._set_sync_gradients(True)
@@ -34,10 +32,10 @@ def ignores_sync_each_batch():
 
 def reuses_a_gathered_buffer():
     """One buffer for all gathered activations of a shape, written again before backward reads."""
-    buffers: dict[Any, Tensor] = {}
+    buffers = {}
     usual = collectives.all_gather_sequence
 
-    def gather(shard: Tensor, axis: Any) -> Tensor:
+    def gather(shard, axis):
         whole = usual(shard, axis)
         buffer = buffers.setdefault((whole.shape, whole.dtype), whole.clone())
         buffer.data.copy_(whole)  # behind autograd's back, which counts writes
@@ -59,10 +57,10 @@ def ignores_checkpointing():
 
 def overwrites_the_saved_shard():
     """What recomputation gathers again is a part of a buffer that the next layer has written."""
-    buffers: dict[Any, Tensor] = {}
+    buffers = {}
     usual = collectives.GatherLinears.forward
 
-    def forward(ctx: Any, shard: Tensor, axis: Any, recompute: bool, *rest: Any) -> Any:
+    def forward(ctx, shard, axis, recompute, *rest):
         found = usual(ctx, shard, axis, recompute, *rest)
         if recompute:
             kept = buffers.setdefault((shard.shape, shard.dtype), shard.detach().clone())

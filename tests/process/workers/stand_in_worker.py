@@ -49,7 +49,7 @@ def main():
     stop = StopRequest(int(watch_fd[0]) if watch_fd and not dry else None)
     stop.install()
 
-    def argv(out: Path) -> tuple[str, ...]:
+    def argv(out):
         silence_s = str(lease.LEASE_S / 3)
         return (sys.executable, "-P", str(STAND_IN), str(out), WATCH_FD, silence_s, script)
 

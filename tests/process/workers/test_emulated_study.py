@@ -1,8 +1,6 @@
 """Emulated studies from question to answer: one process plays rank 0 of a cluster."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +8,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import Limits, ProbeRequest, Question, Study, StudyState
+from tuner.core.study import Limits, ProbeRequest, StudyState
 from tuner.explain.known import answer
 from workers.executor import WorkerOptions
 from workers.launchers.local import series_argv
@@ -36,10 +34,10 @@ def asked(question):
 def emulate(store, preloaded, tmp_path):
     """Probe some settings of a new study of a question, and nothing else."""
 
-    def argv(folder: Path) -> tuple[str, ...]:
+    def argv(folder):
         return preloaded(series_argv(folder))
 
-    def run(asked: Question, *texts: str, **limits: Any) -> Study:
+    def run(asked, *texts, **limits):
         study = store.ask(asked, Limits(fidelity=Fidelity.EMULATED, **limits))
         for text in texts:
             request = ProbeRequest(settings=parse_settings(text), fidelity=Fidelity.EMULATED)

@@ -9,7 +9,7 @@ from tests.questions import question_about
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Outcome
 from tuner.core.workload import Optimizer, Precision
-from tuner.guard.check import TOLERANCE, CheckState, GuardCheck
+from tuner.guard.check import TOLERANCE, CheckState
 from tuner.guard.replica import family_of, replica_of
 from workers.launchers.local import series_argv
 from workers.replicas import ReplicaTrainer
@@ -28,7 +28,7 @@ def question(cluster="8xa100-80gb", optimizer=Optimizer.ADAMW):
 
 
 def argv_with(fault):
-    def argv(directory: Path) -> tuple[str, ...]:
+    def argv(directory):
         usual = list(series_argv(directory))
         at = usual.index("-m")
         usual[at : at + 2] = [str(FAULTY), fault]
@@ -41,14 +41,14 @@ def argv_with(fault):
 def check(tmp_path, preloaded):
     """``check(fault, *texts)``: the verdicts on settings in a stack with a fault."""
 
-    def run(fault, *texts, precision=Precision.FP32, optimizer=Optimizer.ADAMW) -> list[GuardCheck]:
-        def pause(seconds: float) -> str:
+    def run(fault, *texts, precision=Precision.FP32, optimizer=Optimizer.ADAMW):
+        def pause(seconds):
             time.sleep(seconds)
             return ""
 
         cold = argv_with(fault) if fault else series_argv
 
-        def argv(directory: Path) -> tuple[str, ...]:
+        def argv(directory):
             return preloaded(cold(directory))
 
         asked = [

@@ -18,10 +18,10 @@ def run(monkeypatch, capsys, caplog):
     monkeypatch.setattr("workers.stop.set_up_logs", lambda *_, **__: None)
     caplog.set_level("INFO", logger="workers")
 
-    def run(*words: str) -> tuple[object, str]:
+    def run(*words):
         monkeypatch.setattr("sys.argv", ["workers", *words])
         try:
-            code: object = main()
+            code = main()
         except SystemExit as end:
             code = end.code
         return code, capsys.readouterr().err + caplog.text

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -39,8 +37,8 @@ pytestmark = pytest.mark.xdist_group("ranks")
 def options(tmp_path, preloaded):
     """How a worker works whose ranks have a planted fault."""
 
-    def with_fault(fault: str) -> WorkerOptions:
-        def argv(directory: Path) -> tuple[str, ...]:
+    def with_fault(fault):
+        def argv(directory):
             return preloaded(argv_with(fault)(directory))
 
         return WorkerOptions(
@@ -97,7 +95,7 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
 @pytest.mark.long
 def test_a_buffer_that_is_used_again_is_never_suggested(store, question, options, of_store, capsys):
     """Its steps run, and no count shows it: what closes it are the replicas of the finalists."""
-    knobs: dict[str, Any] = {
+    knobs = {
         "tp_size": [2],
         "tp_recompute_allgather": [False],
         "activation_checkpointing": ["none"],
@@ -118,7 +116,7 @@ def test_a_buffer_that_is_used_again_is_never_suggested(store, question, options
     }
     both = {**alone, "knobs": {**knobs, "tp_recompute_allgather": [False, True]}}
 
-    def work_off(request: dict[str, Any]) -> str:
+    def work_off(request):
         path = str(of_store.post("/tune", json=request).headers["location"])
         fault = options("reuses_a_gathered_buffer")
         study_id = path.removeprefix("/tune/")

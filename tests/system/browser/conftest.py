@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -13,7 +12,7 @@ from api.settings import Settings
 from tests.process.api.live import serving
 from tests.system.browser.chromium import WITHIN_MS, chromium, find_chromium
 from tests.system.browser.prepared import prepare
-from tests.system.browser.tabs import WIDE, Tab, opened
+from tests.system.browser.tabs import WIDE, opened
 from tuner.store import Store, open_store
 
 HERE = __file__.rpartition("/")[0]
@@ -78,16 +77,9 @@ def guarded(make_database, tmp_path_factory):
 @pytest.fixture
 def open_tab(browser, service):
     """Opens a tab: ``open_tab(path, width=360, theme="dark")``; at the end nothing went wrong."""
-    tabs: list[Tab] = []
+    tabs = []
 
-    def open_one(
-        path: str | None = None,
-        *,
-        base: str = "",
-        width: int = WIDE,
-        theme: str = "light",
-        **more: Any,
-    ) -> Tab:
+    def open_one(path=None, *, base="", width=WIDE, theme="light", **more):
         viewport = {"width": width, "height": 900}
         context = browser.new_context(viewport=viewport, color_scheme=theme, **more)
         context.set_default_timeout(WITHIN_MS)

@@ -9,10 +9,8 @@ that some of its settings exceed.
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from api.app import create_app
 from api.settings import Settings
@@ -25,7 +23,7 @@ from tuner.store import open_store
 MOST_BYTES = 250_000
 ENDS_WITHIN_S = 1200
 PAPER_PX = 32
-MEASURED: dict[str, Any] = {
+MEASURED = {
     "workload": {
         "model": "stories15m",
         "sequence_length": 128,
@@ -38,9 +36,9 @@ MEASURED: dict[str, Any] = {
     "budget": {"max_probes": 6},
     "tolerance": 0.001,
 }
-LIMITED: dict[str, Any] = {**MEASURED, "memory_limit_gib": 0.28, "budget": {"max_probes": 12}}
+LIMITED = {**MEASURED, "memory_limit_gib": 0.28, "budget": {"max_probes": 12}}
 """The same question once more, under a limit that some of what was measured then exceeds."""
-PREDICTED: Sequence[dict[str, Any]] = (
+PREDICTED = (
     {
         "workload": {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 256},
         "cluster": "8xh100-80gb",

@@ -1,7 +1,5 @@
 """What a reader sees of a page, measured in the page."""
 
-from typing import Any
-
 MOST_LINE_EM = 52
 """The longest line of running text, in its own type size: some 100 characters."""
 _LINES = """() => {
@@ -34,5 +32,4 @@ def longest_line_em(page):
 
 
 def focused(page):
-    found: dict[str, Any] = page.evaluate(_FOCUS)
-    return found
+    return page.evaluate(_FOCUS)

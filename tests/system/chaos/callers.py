@@ -27,11 +27,11 @@ class Caller:
         self._over = over
         self._client = httpx.Client(timeout=PATIENCE_S, trust_env=False)
         self.study_id = ""
-        self.events: list[int] = []
+        self.events = []
         """Ids of events, as they came."""
         self.breaks = 0
         """How often an answer failed or broke off."""
-        self.unexpected: list[str] = []
+        self.unexpected = []
         """Answers that no trouble explains."""
 
     def run(self, body, key):

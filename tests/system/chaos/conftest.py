@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.system.chaos.databases import PostgresServer, SqliteFile, postgresql
-from tests.system.chaos.processes import Member
+from tests.system.chaos.databases import SqliteFile, postgresql
 
 
 @pytest.fixture
@@ -20,16 +19,15 @@ def database(request, tmp_path):
     """An empty database, once of each kind."""
     if request.param == "sqlite":
         return SqliteFile(tmp_path)
-    found: PostgresServer = request.getfixturevalue("server")
-    return found
+    return request.getfixturevalue("server")
 
 
 @pytest.fixture
 def join():
     """Starts a process; none is left after the test."""
-    joined: list[Member] = []
+    joined = []
 
-    def start(member: Member) -> Member:
+    def start(member):
         joined.append(member)
         member.start()
         return member

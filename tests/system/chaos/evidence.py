@@ -27,8 +27,8 @@ AGAIN = re.compile(r"probe (\d+): (?:crashed|communication_error|device_lost) af
 
 def spans(notes):
     """When ranks were at work on each GPU; a span without an end is a moment: it was killed."""
-    began: dict[int, tuple[str, float]] = {}
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    began = {}
+    found = defaultdict(list)
     for line in notes.read_text().splitlines():
         note = json.loads(line)
         gpu, at = note["gpu"], note["at"]

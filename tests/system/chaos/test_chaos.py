@@ -119,8 +119,7 @@ def notes(tmp_path):
 
 @pytest.fixture(params=[SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"])
 def size(request):
-    found: Size = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ OUTSIDE = "needs a machine or a network that tests do not have"
 EXAMPLE = "is the reader's own program or file"
 WAITS = "waits for workers of a service; tests/process/cli/test_remote.py runs one with them"
 
-NOT_RUN: tuple[Rule, ...] = (
+NOT_RUN = (
     Rule("*", r"make (suggest|test)", MINUTES),
     Rule("*", r"pip install .*", "installs; tests are run in what is installed"),
     Rule("*", r"tuner suggest .*--cluster local .*", GPUS),

@@ -76,7 +76,7 @@ def blocks(page):
 def anchors(path):
     """Where links into a page may lead: its headings as GitHub names them."""
     tokens = MarkdownIt("commonmark").parse(path.read_text(encoding="utf-8"))
-    found: list[str] = []
+    found = []
     for place, token in enumerate(tokens):
         if token.type == "heading_open":
             words = re.sub(r"[`*]|\]\([^)]*\)|\[", "", tokens[place + 1].content).lower()

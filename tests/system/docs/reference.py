@@ -36,7 +36,7 @@ def commands():
     """What is said of every command."""
     top = command_of(())
     found = {name: command_of((name,)) for name in top.command.list_commands(top)}
-    shown: dict[str, tuple[str, str]] = {}
+    shown = {}
     lines = ["## Commands", "", *_common(found, shown), ""]
     for name, context in sorted(found.items(), key=lambda item: _is_group(item[1])):
         lines += [
@@ -79,8 +79,8 @@ def _alone(context, shown):
     yield from (text, "", "```sh", *examples, "```", "")
     arguments = [line for one in _arguments(context) if (line := _item(one)) not in shown]
     shown.update(dict.fromkeys(arguments, (whole, "")))
-    panels: dict[str, list[str]] = {"": arguments}
-    again: dict[str, list[tuple[str, str]]] = {}
+    panels = {"": arguments}
+    again = {}
     for one in _options(context):
         line, panel = _item(one), getattr(one, "rich_help_panel", None) or ""
         # What a case says is what tuner suggest is asked: these three have one meaning of a name.

@@ -8,7 +8,6 @@ import configparser
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +21,7 @@ from tuner.store.figures import Figures
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SERVICES = COMPOSE["services"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 PORT = Settings.model_fields["port"].default
@@ -130,7 +129,7 @@ def unit(name):
     """The service of a unit of systemd."""
     block = (ROOT / "examples" / "deploy" / f"tuner-{name}.service").read_text()
     found = configparser.ConfigParser()
-    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.optionxform = str
     found.read_string(block)
     return found["Service"]
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,16 +91,16 @@ def environment(service, tmp_path):
 @pytest.fixture
 def working(service, question):
     """Has a thread do a worker's work once this test's question is asked, or cancel it."""
-    threads: list[threading.Thread] = []
+    threads = []
     length = json.loads(question.read_text())["workload"]["sequence_length"]
 
-    def asked() -> str | None:
+    def asked():
         for one in service.store.studies():
             if service.store.study(one.id).question.workload.sequence_length == length:
                 return one.id
         return None
 
-    def work(*, cancel: bool) -> None:
+    def work(*, cancel):
         study_id = until(asked, WITHIN_S)
         if cancel:
             service.store.move(study_id, StudyState.CANCELLED, "enough")
@@ -113,7 +112,7 @@ def working(service, question):
             time.sleep(0.1)
         finish(service.store, study_id)
 
-    def start(*, cancel: bool = False) -> None:
+    def start(*, cancel=False):
         threads.append(threading.Thread(target=work, kwargs={"cancel": cancel}))
         threads[-1].start()
 
@@ -126,7 +125,7 @@ def working(service, question):
 def run(folder, environment):
     """Runs a command in the folder; ``more`` is added to the environment."""
 
-    def run(*argv: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(*argv, **more):
         return subprocess.run(
             argv, cwd=folder, env={**environment, **more}, capture_output=True, text=True,
             timeout=WITHIN_S, check=False,

@@ -115,7 +115,7 @@ def between():
     """Starts a server with these replies to a study's state and to its export; its URL."""
     servers = []
 
-    def start(states: list[Reply], exports: list[Reply]) -> str:
+    def start(states, exports):
         handler = type("Here", (Between,), {"states": states, "exports": exports})
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()

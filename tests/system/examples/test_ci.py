@@ -37,7 +37,7 @@ def check(tmp_path):
     tuner.chmod(0o755)
     (tmp_path / "configs").mkdir()
 
-    def run(content: str, script: str = STEP["run"]) -> subprocess.CompletedProcess[str]:
+    def run(content, script=STEP["run"]):
         (tmp_path / "configs" / "accelerate.yaml").write_text(content)
         root = Path(__file__).resolve().parents[3]
         return subprocess.run(

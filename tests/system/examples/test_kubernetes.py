@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 import yaml
@@ -36,8 +35,8 @@ def start(volumes, environment, tmp_path):
     torchrun.write_text('#!/bin/sh\necho "trained $TUNED_SHARDING $TUNED_MICRO_BATCH_SIZE"\n')
     torchrun.chmod(0o755)
 
-    def start(container: dict[str, Any], **more: str) -> subprocess.CompletedProcess[str]:
-        def placed(text: str) -> str:
+    def start(container, **more):
+        def placed(text):
             for name, path in volumes.items():
                 text = text.replace(f"/{name}/", f"{path}/")
             return text
@@ -57,7 +56,7 @@ def start(volumes, environment, tmp_path):
 def pod(start, service):
     """Runs the pod: what it says on stdout and stderr."""
 
-    def run(**more: str) -> tuple[str, str]:
+    def run(**more):
         (asking,) = POD["initContainers"]
         asked = start(asking, **{"TUNER_URL": service.url, **more})
         assert asked.returncode == 0, asked.stderr  # or the pod would not go on

@@ -35,7 +35,7 @@ def by_hand(job, run, environment):
     srun.write_text(SRUN)
     srun.chmod(0o755)
 
-    def start(**more: str) -> subprocess.CompletedProcess[str]:
+    def start(**more):
         place = {"SLURM_SUBMIT_DIR": str(job), "LAUNCH": "python3", "TUNER_WAIT_S": "200"}
         path = {"PATH": f"{srun.parent}:{environment['PATH']}"}
         return run("bash", "train.sbatch", **{**place, **path, **more})
@@ -95,7 +95,7 @@ def submit(slurm, job, environment, tmp_path):
     (site / "slurm.conf").write_text(f"{text}CliFilterPlugins=lua\n")
     shutil.copy(EXAMPLES / "slurm" / "cli_filter.lua", site)
 
-    def start(*options: str, **more: str) -> str:
+    def start(*options, **more):
         place = {
             "SLURM_CONF": str(site / "slurm.conf"), "LAUNCH": "python3",
             "TUNER_ASK": str(job / "ask-tuner.sh"), "TUNER_ASK_LOG": str(tmp_path / "asked"),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import codes, finish, wait_for_ready
-from tuner.core.measurement import Measurement, Outcome
+from tuner.core.measurement import Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Launcher, Run, Why
 from workers.launchers.ray import launcher as launcher_module
@@ -71,7 +71,7 @@ def test_a_place_that_there_is_not(launcher, make_job):
 
 
 @pytest.mark.long
-def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch):
+def test_a_place_that_others_have(launcher, make_job, monkeypatch):
     run = launcher.start(make_job({"*": ["say:ready", "hang"]}, nodes=2))
     wait_for_ready(run)
     monkeypatch.setattr(launcher_module, "PLACE_S", 0.5)
@@ -101,13 +101,13 @@ def test_a_node_that_is_gone_in_the_midst_of_a_probe(
     folder = tmp_path / "probes"
     kills = iter([cluster.kill_node])
 
-    def pause(seconds: float) -> str:
+    def pause(seconds):
         time.sleep(seconds)
         if len(list(folder.rglob("ready-*"))) == 2:
             next(kills, lambda: None)()
         return ""
 
-    def measure() -> Measurement:
+    def measure():
         return ranks.measure(kind, {}, deadline_s=300.0, pause=pause).measurement
 
     launcher = Noting(site.launcher)

@@ -48,7 +48,7 @@ def allocate(in_slurm, monkeypatch):
     """An allocation of both nodes that this process is in: its number."""
     jobs = []
 
-    def allocate(*options: str) -> str:
+    def allocate(*options):
         asked = ("--nodes=2", "--no-kill", *options)
         sleep = ("--output=/dev/null", "--wrap=exec sleep 600")
         jobs.append(in_slurm.run("sbatch", "--parsable", *asked, *sleep).strip())

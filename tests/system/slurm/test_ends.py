@@ -3,7 +3,6 @@
 import re
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import pytest
 from tests.questions import question_about
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, Study, StudyState
+from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
 from tuner.errors import ProbeError
 from workers.executor import WorkerOptions
 from workers.launchers import slurm
@@ -40,15 +39,15 @@ def working(allocate, store, study, tmp_path, stand_in_argv, eventually):
     """A worker in a thread in an allocation, whose ranks hang, when all are ready."""
 
     @contextmanager
-    def work() -> Iterator[SimpleNamespace]:
+    def work():
         job, stop, folder, codes = allocate(), StopRequest(), tmp_path / "shared", list[int]()
 
-        def join() -> Study:
+        def join():
             thread.join(200.0)
             assert not thread.is_alive()
             return store.study(study.id)
 
-        def ready() -> bool:
+        def ready():
             logs = [path.read_text() for path in folder.glob("*/rank-*.log")]
             return len(logs) == 2 and all("ready" in text for text in logs)
 
@@ -93,7 +92,7 @@ def test_a_node_that_goes_down_is_a_lost_device_and_ends_the_worker(
 def test_a_step_that_is_cancelled_is_an_accident_that_happens_twice_at_most(
     working, in_slurm, eventually
 ):
-    def steps() -> list[str]:
+    def steps():
         found = in_slurm.run("squeue", "-h", "-s", "-o", "%i %j").splitlines()
         return [line.split()[0] for line in found if "tuner-probe" in line]
 

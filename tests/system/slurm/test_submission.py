@@ -12,9 +12,9 @@ TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sy
 @pytest.fixture
 def submit(in_slurm, store, tmp_path):
     """Run ``tuner worker --slurm OPTIONS`` with an empty database."""
-    started: list[subprocess.Popen[str]] = []
+    started = []
 
-    def submit(options: str, *more: str, **variables: str) -> subprocess.Popen[str]:
+    def submit(options, *more, **variables):
         argv = [*TUNER, "worker", "--slurm", options, "--probes", str(tmp_path), *more]
         environment = {**in_slurm.environment, "TUNER_DB": store.url, **variables}
         started.append(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True))

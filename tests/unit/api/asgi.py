@@ -5,8 +5,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from starlette.types import Message
-
 HOST = ("host", "localhost")
 
 
@@ -51,10 +49,10 @@ async def send_to(app, scope, messages=()):
     """Calls ``app`` once; ``None`` when it sent nothing. After the messages nothing comes."""
     waiting, sent = list(messages), []
 
-    async def receive() -> Message:
+    async def receive():
         return waiting.pop(0) if waiting else await asyncio.Future()
 
-    async def send(message: Message) -> None:
+    async def send(message):
         sent.append(message)
 
     await app(scope, receive, send)

@@ -1,7 +1,5 @@
 """A service over a database of its own, questions, and studies made by hand."""
 
-from typing import Any
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -62,7 +60,7 @@ def client(app):
 def keep_dry_runs(store):
     """Keeps dry runs of all classes of a request's question, as if a worker had made them."""
 
-    def keep(body: Any) -> None:
+    def keep(body):
         question = question_of(body)
         for settings in classes_of(question):
             versions = dry_run_versions()

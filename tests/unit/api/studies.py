@@ -1,7 +1,6 @@
 """Requests, the questions that they ask, and what a worker would do to their studies."""
 
 from dataclasses import replace
-from typing import Any
 
 from tests.models import TINY
 from tests.unit import made
@@ -14,8 +13,8 @@ from tuner.planner.forecast import forecast
 from tuner.store import WorkerIdentity
 
 WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}
-PREDICTED: dict[str, Any] = {"workload": WORKLOAD, "cluster": "2xa100-80gb"}
-MEASURED: dict[str, Any] = {
+PREDICTED = {"workload": WORKLOAD, "cluster": "2xa100-80gb"}
+MEASURED = {
     "workload": WORKLOAD,
     "cluster": "cpu:2",
     "framework": "accelerate",

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from sqlalchemy import update
 
-from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
+from api.answers import FRESH_S, OLDEST_S, Answers, Kept
 from tests.unit.api.studies import MEASURED, claimed, probe, question_of
 from tuner.core.study import Limits
 from tuner.store.tables import AttemptRow
@@ -36,8 +36,8 @@ def test_nobody_waits_for_what_is_only_old(store, answers, clock, study_id):
     """While another thread computes, what is a little old is good enough."""
     first = answers.of(status(store, study_id))
 
-    def found_while_another_computes(within_s: float) -> list[Body]:
-        found: list[Body] = []
+    def found_while_another_computes(within_s):
+        found = []
         caller = threading.Thread(target=lambda: found.append(answers.of(first.status)))
         with answers.computing() as mine:
             assert mine
@@ -59,7 +59,7 @@ def test_who_waits_takes_no_thread_of_those_who_ask(store, answers, study_id):
     here = status(store, study_id)
     held = threading.Event()
 
-    async def wake() -> None:
+    async def wake():
         limiter = anyio.to_thread.current_default_thread_limiter()
         limiter.total_tokens = 1
         async with anyio.create_task_group() as others:
@@ -72,10 +72,10 @@ def test_who_waits_takes_no_thread_of_those_who_ask(store, answers, study_id):
             finally:
                 held.set()
 
-    async def all_at_once() -> None:
-        found: list[Body] = []
+    async def all_at_once():
+        found = []
 
-        async def woken() -> None:
+        async def woken():
             found.append(await answers.soon(here))
 
         async with anyio.create_task_group() as waiting:
@@ -89,13 +89,13 @@ def test_who_waits_takes_no_thread_of_those_who_ask(store, answers, study_id):
 
 def test_what_is_made_is_kept_before_the_next_thread_has_its_turn(store, clock, study_id):
     here = status(store, study_id)
-    seen: list[str | None] = []
+    seen = []
 
     class Turn:
-        def acquire(self, *, blocking: bool) -> bool:
+        def acquire(self, *, blocking):
             return blocking
 
-        def release(self) -> None:
+        def release(self):
             seen.append(kept.fresh(here))
 
     kept = Kept(lambda one: one.id, Turn(), most=2, clock=clock)
@@ -105,7 +105,7 @@ def test_what_is_made_is_kept_before_the_next_thread_has_its_turn(store, clock, 
 
 def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeypatch):
     """Probes, answers and exports of one status are made of one reading, and once."""
-    reads: list[str] = []
+    reads = []
     whole = store.study
     monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
     here = status(store, study_id)
@@ -128,7 +128,7 @@ def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeyp
 
 
 def test_of_studies_those_asked_for_last_are_kept(store, clock, study_id):
-    made: list[str] = []
+    made = []
     turn, here = threading.RLock(), status(store, study_id)
     kept = Kept(lambda one: made.append(one.id) or one.id, turn, most=2, clock=clock)
     one, two, three = (replace(here, id=f"st-{n}") for n in (1, 2, 3))

@@ -97,7 +97,7 @@ def test_cases_are_predicted_one_or_several(client):
     assert refused(client.post("/predict", json=[CASE]), "body")
 
 
-def test_a_file_is_checked_by_what_was_measured_or_else_predicted(client, store):
+def test_a_file_is_checked_by_what_was_measured_or_else_predicted(client):
     found = client.post("/check", json=FILE)
     assert found.status_code == 200, found.text
     schemas.Checked.model_validate(found.json())
@@ -234,26 +234,33 @@ def test_a_file_is_a_case_in_any_of_its_syntaxes(client):
 DEEP = 100_000
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"text": "x: ["}, "from.text"),
-        ({"text": "[" * DEEP, "name": "a.yaml"}, "from.text"),
-        ({"text": f"x = {'[' * DEEP}", "name": "a.toml"}, "from.text"),
-        ({"text": f"x = {'-' * DEEP}1", "name": "a.py"}, "from.text"),
-        ({"text": f"x = {'a.' * DEEP}b", "name": "a.py"}, "from.text"),
-        ({"text": f"--x '{'[' * DEEP}'", "name": "a.sh"}, "from.text"),
-        ({"text": "nothing: 1"}, "from.text"),
-        ({"text": ""}, "from.text"),
-        ({"format": "makefile"}, "from.format"),
-        ({"path": "/etc/passwd"}, "from.path"),
-        ({"text": AXOLOTL + "deepspeed: /etc/passwd\n"}, "from.text.deepspeed"),
-        ({"text": AXOLOTL.replace("meta-llama/Llama-3.1-8B", "/etc/hostname")}, "from.model"),
-    ],
-)
+REFUSED = [
+    ({"text": "x: ["}, "from.text"),
+    ({"text": "nothing: 1"}, "from.text"),
+    ({"text": ""}, "from.text"),
+    ({"format": "makefile"}, "from.format"),
+    ({"path": "/etc/passwd"}, "from.path"),
+    ({"text": AXOLOTL + "deepspeed: /etc/passwd\n"}, "from.text.deepspeed"),
+    ({"text": AXOLOTL.replace("meta-llama/Llama-3.1-8B", "/etc/hostname")}, "from.model"),
+]
+TOO_DEEP = [
+    {"text": "[" * DEEP, "name": "a.yaml"},
+    {"text": f"x = {'[' * DEEP}", "name": "a.toml"},
+    {"text": f"x = {'-' * DEEP}1", "name": "a.py"},
+    {"text": f"x = {'a.' * DEEP}b", "name": "a.py"},
+    {"text": f"--x '{'[' * DEEP}'", "name": "a.sh"},
+]
+
+
 @pytest.mark.parametrize("path", ["/tune", "/predict", "/check"])
-def test_files_that_are_refused(client, path, change, field):
-    refused(client.post(path, json={**FROM, "from": {**FROM["from"], **change}}), field)
+def test_files_that_are_refused(client, path):
+    for change, field in REFUSED:
+        refused(client.post(path, json={**FROM, "from": {**FROM["from"], **change}}), field)
+
+
+@pytest.mark.parametrize("change", TOO_DEEP)
+def test_a_file_that_is_too_deep_is_refused(client, change):
+    refused(client.post("/predict", json={**FROM, "from": {**FROM["from"], **change}}), "from.text")
 
 
 def test_what_a_file_does_not_say_is_named_as_a_field(client):

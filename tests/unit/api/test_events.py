@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from itertools import cycle
-from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -26,9 +24,9 @@ def study_id(store):
 @pytest.fixture
 def statements(store):
     """What is sent to the database from now on."""
-    seen: list[str] = []
+    seen = []
 
-    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
+    def note(connection, cursor, statement, *rest):
         seen.append(statement)
 
     engine = store.transactions.engine
@@ -41,8 +39,8 @@ def statements(store):
 def new_looks(monkeypatch):
     """Makes a queue: from then on a poller looks when something is put there, and not before."""
 
-    def make() -> asyncio.Queue[None]:
-        looks: asyncio.Queue[None] = asyncio.Queue()
+    def make():
+        looks = asyncio.Queue()
         monkeypatch.setattr(module.asyncio, "sleep", lambda pause_s: looks.get())
         return looks
 
@@ -51,7 +49,7 @@ def new_looks(monkeypatch):
 
 def run(work):
 
-    async def limited() -> Any:
+    async def limited():
         return await asyncio.wait_for(work(), WITHIN_S)
 
     return asyncio.run(limited())
@@ -59,7 +57,7 @@ def run(work):
 
 async def ids_of(poller, study_id, after=0, most=10**9, seen=None):
     """Ids of events as one listener gets them; ``seen`` has them at once."""
-    found: list[int] = [] if seen is None else seen
+    found = [] if seen is None else seen
     async with poller.listen(study_id) as feed:
         assert feed is not None
         async for one in poller.events(feed, after):
@@ -75,7 +73,7 @@ def test_one_reads_on_where_one_stopped_page_by_page(store, study_id, monkeypatc
     poller = Poller(store, 0.01)
     probe(store, study_id)
 
-    async def work() -> list[int]:
+    async def work():
         first = await ids_of(poller, study_id, most=3)
         listening = asyncio.create_task(ids_of(poller, study_id, after=first[-1]))
         await asyncio.to_thread(probe, store, study_id)
@@ -91,7 +89,7 @@ def test_a_study_that_is_asked_again_goes_on(store, study_id, new_looks):
     """The end and the request are read at one look."""
     poller, looks, seen = Poller(store, 60.0), new_looks(), list[int]()
 
-    async def work() -> None:
+    async def work():
         listening = asyncio.create_task(ids_of(poller, study_id, seen=seen))
         while not seen:
             await asyncio.wait([listening], timeout=0.01)
@@ -114,12 +112,12 @@ def test_queries_do_not_grow_with_listeners(store, study_id, statements, new_loo
     """Exactly the same ones for one and for a hundred, of whom each gets all that happens."""
     changes, states = 6, cycle([StudyState.RUNNING, StudyState.QUEUED])
 
-    def queries(listeners: int) -> list[str]:
+    def queries(listeners):
         """All that are made while things happen, with one look after each."""
         poller, looks = Poller(store, 60.0), new_looks()
         before = store.events(study_id)[-1].id
 
-        async def work() -> list[str]:
+        async def work():
             wanted = [ids_of(poller, study_id, before, changes) for _ in range(listeners)]
             listening = [asyncio.create_task(one) for one in wanted]
             while sum(feed.listeners for feed in poller._feeds.values()) < listeners:
@@ -148,7 +146,7 @@ def test_a_database_that_is_away_is_waited_for(store, study_id, monkeypatch):
     poller = Poller(store, 0.01)
     read, failures = store.changes, []
 
-    def fail(known: Any, most: int) -> Any:
+    def fail(known, most):
         if len(failures) < 3:
             failures.append(known)
             raise StoreError("gone")
@@ -156,7 +154,7 @@ def test_a_database_that_is_away_is_waited_for(store, study_id, monkeypatch):
 
     monkeypatch.setattr(store, "changes", fail)
 
-    async def work() -> list[int]:
+    async def work():
         listening = asyncio.create_task(ids_of(poller, study_id))
         while len(failures) < 3:
             await asyncio.wait([listening], timeout=0.01)
@@ -175,20 +173,20 @@ def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
     poller, looks = Poller(store, 60.0), new_looks()
     read, begun, late = store.changes, threading.Event(), threading.Event()
 
-    def slow(known: Any, most: int) -> Any:
+    def slow(known, most):
         found = read(known, most)
         begun.set()
         assert late.wait(WITHIN_S)
         return found
 
-    async def listen(seen: list[int], until: Callable[[], bool]) -> asyncio.Task[list[int]]:
+    async def listen(seen, until):
         listening = asyncio.create_task(ids_of(poller, study_id, seen=seen))
         while not until():
             await asyncio.wait([listening], timeout=0.01)
         return listening
 
-    async def work() -> list[list[int]]:
-        first: list[int] = []
+    async def work():
+        first = []
         one = await listen(first, lambda: len(first) == 1)
         await asyncio.to_thread(store.move, study_id, StudyState.RUNNING)
         monkeypatch.setattr(store, "changes", slow)
@@ -196,14 +194,14 @@ def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
         assert await asyncio.to_thread(begun.wait, WITHIN_S)
         one.cancel()
         await asyncio.wait([one])
-        second: list[int] = []
+        second = []
         another = await listen(second, lambda: len(second) == 2)
         monkeypatch.setattr(store, "changes", read)
         late.set()
         looks.put_nowait(None)
         while not looks.empty():  # it is taken when the late look is over
             await asyncio.wait([another], timeout=0.01)
-        third: list[int] = []
+        third = []
         last = await listen(third, lambda: len(third) >= 2)
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
         looks.put_nowait(None)

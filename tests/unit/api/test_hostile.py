@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -76,7 +75,7 @@ class Watch:
 
     def __init__(self):
         self.is_on = False
-        self.touched: list[str] = []
+        self.touched = []
         self._stat = os.stat
 
     def hook(self, name, arguments):
@@ -112,7 +111,7 @@ def guarded(app, watch, monkeypatch):
             # Our own files, which are read once.
             client.post("/tune", json={**PREDICTED, "workload": {**WORKLOAD, "model": model}})
 
-        def post(body: Any) -> Any:
+        def post(body):
             text = json.dumps(body)  # surrogates are escaped, as a caller may
             headers = {"content-type": "application/json"}
             watch.touched.clear()

@@ -4,15 +4,12 @@ import asyncio
 import gzip
 import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
 
 from api.middleware import SECURITY_HEADERS, AccessLog, Heads, SecurityHeaders
 from tests.unit.api.asgi import HOST, body_of, call, connection, echo
@@ -25,7 +22,7 @@ class Noted:
     """Stands in for the metrics."""
 
     def __init__(self):
-        self.seen: list[tuple[str, str, int]] = []
+        self.seen = []
 
     def observe(self, route, method, status, duration_s):
         assert duration_s >= 0
@@ -48,7 +45,7 @@ def noting(noted):
 
     @router.get("/healthz")
     async def healthz(bad: bool = False) -> StreamingResponse:
-        async def stream() -> AsyncIterator[str]:
+        async def stream():
             yield "ok"
 
         return StreamingResponse(stream(), status_code=503 if bad else 200)
@@ -79,7 +76,7 @@ def test_a_request_is_one_line_by_its_route(noting, noted, lines):
 
 
 def test_an_answer_names_its_request(noting):
-    def name(given: bytes | None = None) -> str:
+    def name(given=None):
         headers = {} if given is None else {"X-Request-ID": given}
         return str(noting.get("/healthz", headers=headers).headers["X-Request-ID"])
 
@@ -93,17 +90,17 @@ def test_an_answer_names_its_request(noting):
 def test_a_client_that_goes_is_noted(noted, started, status):
     """The server cancels its task, before or while it is answered."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         if started:
             await send({"type": "http.response.start", "status": 200})
         raise asyncio.CancelledError
 
-    async def send(message: Any) -> None:
+    async def send(message):
         assert message["headers"]
 
     scope = {"type": "http", "method": "GET", "headers": []}
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(AccessLog(app, metrics=noted)(scope, send, send))  # type: ignore[arg-type]
+        asyncio.run(AccessLog(app, metrics=noted)(scope, send, send))
     assert noted.seen == [("(none)", "GET", status)]
 
 
@@ -156,7 +153,7 @@ def test_every_answer_has_the_headers_unless_it_says_otherwise(client):
         for name, value in SECURITY_HEADERS.items():
             assert found[name] == value, path
 
-    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+    async def page(scope, receive, send):
         headers = [(b"content-security-policy", b"default-src 'self'")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b""})

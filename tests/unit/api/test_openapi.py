@@ -8,7 +8,6 @@ writes it anew; look at what changed before it is kept.
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,8 +29,7 @@ def made():
         tempfile.TemporaryDirectory() as folder,
         open_store(f"sqlite:///{folder}/studies.db") as store,
     ):
-        document: dict[str, Any] = create_app(store, Settings(_env_file=None)).openapi()
-        return document
+        return create_app(store, Settings(_env_file=None)).openapi()
 
 
 def text_of(document):

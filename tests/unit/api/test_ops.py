@@ -35,12 +35,12 @@ def test_one_looks_for_all_that_ask(store, clock, monkeypatch):
     """A database that hangs holds one thread, not those that requests need."""
     looks, hangs, readiness = [], threading.Event(), Readiness(store, clock=clock)
 
-    def look(_: object) -> str:
+    def look(_):
         looks.append(1)
         hangs.wait(30)
         return "it hung"
 
-    async def ask() -> list[str]:
+    async def ask():
         asking = [asyncio.create_task(readiness.why_not()) for _ in range(100)]
         await asyncio.sleep(0)
         hangs.set()
@@ -114,7 +114,7 @@ def test_figures_of_the_queue():
 def test_a_database_that_is_gone_is_told_and_comes_back(clock):
     fails = [True]
 
-    def read() -> Figures:
+    def read():
         if fails[0]:
             raise StoreError("gone")
         return FIGURES
@@ -141,8 +141,8 @@ def test_only_admins_see_the_audit_in_pages(store):
     admin, audit = bearer[Scope.ADMIN], Audit(store.transactions)
     for number in range(4):
         audit.note("local", Action.SUBMIT, "st-0123456789ab", times=number)
-    found: list[tuple[str, int | None]] = []
-    cursor: dict[str, int] = {}
+    found = []
+    cursor = {}
     while len(found) < 10:
         page = client.get("/audit", params={"limit": 2, **cursor}, headers=admin).json()
         found += [(item["action"], item["data"].get("times")) for item in page["audit"]]

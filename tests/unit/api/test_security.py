@@ -62,7 +62,7 @@ def app_of(store, **given):
 def client(store):
     """A service with such settings; keys are needed unless they say otherwise."""
 
-    def make(**given: Any) -> TestClient:
+    def make(**given):
         app = app_of(store, **{"require_keys": True, **given})
         return TestClient(app, base_url="http://localhost", client=("192.0.2.1", 50000))
 
@@ -226,8 +226,8 @@ def test_only_so_many_requests_of_one_caller_are_open(store):
     add_problems(app)
     protect(app, settings(max_concurrent=10), Keys(store.transactions))
 
-    async def visit() -> tuple[list[int], int, int]:
-        async def one(client: str = "127.0.0.1") -> int:
+    async def visit():
+        async def one(client="127.0.0.1"):
             answer = await send_to(app, connection(path="/wait", client=client), body_of(b""))
             return answer.status
 
@@ -259,7 +259,7 @@ def test_whatever_computes_takes_a_turn_of_its_key(store, monkeypatch, method, p
     study_id = store.ask(question_of(PREDICTED), Limits()).id
     held, begun, inside = threading.Event(), threading.Event(), []
 
-    def slow(*arguments: object, **more: object) -> None:
+    def slow(*arguments, **more):
         inside.append(arguments)
         begun.set()
         assert held.wait(60)
@@ -269,7 +269,7 @@ def test_whatever_computes_takes_a_turn_of_its_key(store, monkeypatch, method, p
     monkeypatch.setattr(app.state.context.store, "move", lambda *a, **k: True)
     with TestClient(app, base_url="http://localhost") as client:
 
-        def send(key: str, to: str, how: str = "GET") -> int:
+        def send(key, to, how="GET"):
             body = PREDICTED if how == "POST" else None
             url = to.format(id=study_id)
             return client.request(how, url, json=body, headers=bearer(key)).status_code
@@ -302,7 +302,7 @@ class Away(Keys):
 
 def answering(after_s, first=lambda: None):
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         first()
         await asyncio.sleep(after_s)
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -312,7 +312,7 @@ def answering(after_s, first=lambda: None):
 
 
 def served(revocation, proof, app, method="GET"):
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
+    async def serve(scope, receive, send):
         await revocation.serve(proof, app, scope, receive, send)
 
     answer = asyncio.run(send_to(serve, connection(method)))

@@ -58,7 +58,7 @@ def pages():
 def app(store):
     """A service with such settings; keys are needed unless they say otherwise."""
 
-    def make(**given: Any) -> FastAPI:
+    def make(**given):
         app = FastAPI(openapi_url=None)
 
         @app.get("/tune")
@@ -86,7 +86,7 @@ def app(store):
 def browser(app):
     """A browser that has a session's cookie, if a token is given, and the service with settings."""
 
-    def make(token: str | None = None, **given: Any) -> Browser:
+    def make(token=None, **given):
         opened = Browser(app(**given))
         if token is not None:
             opened.cookies.set("tuner_session", token)

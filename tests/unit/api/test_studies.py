@@ -3,25 +3,27 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
+import pytest
 import yaml
 from sqlalchemy import update
 
 from api.answers import Answers, brief
 from api.app import tidy
 from api.schemas import Brief, Study, Submitted
+from tests.questions import question_about
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
+from tuner.core.script import read_script
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.launchfiles import FORMATS
 from tuner.machine import Machine, ReportedGpu
 from tuner.model import load_model
+from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, next_probe
 from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
@@ -91,7 +93,7 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     assert ask(client, other).json()["state"] != "cancelled"
 
 
-def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, store, keep_dry_runs):
+def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, keep_dry_runs):
     other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).headers["location"]
     pending = client.get(f"{other}?view=brief").json()
     Brief.model_validate(pending)
@@ -136,12 +138,12 @@ def test_no_address_is_called(client, store):
     assert store.studies() == []
 
 
-def test_labels_are_kept_shown_and_listed_by(client, store):
+def test_labels_are_kept_shown_and_listed_by(client):
     one = ask(client, {**PREDICTED, "labels": {"job": "17", "user": "ada"}}).json()
     two = ask(client, {**MEASURED, "labels": {"user": "ada"}}).json()
     assert one["labels"] == {"job": "17", "user": "ada"}
 
-    def listed(query: str) -> list[str]:
+    def listed(query):
         studies = client.get(f"/tune?{query}").json()["studies"]
         return [study["study_id"] for study in studies]
 
@@ -186,7 +188,7 @@ def test_other_terms_of_an_open_study_are_refused(client, store):
     assert (again.status_code, again.json()["terms"]["max_probes"]) == (202, 5)
 
 
-def test_no_answer_is_given_on_terms_of_another(client, store, keep_dry_runs):
+def test_no_answer_is_given_on_terms_of_another(client, keep_dry_runs):
     """Also where the study had ended, and the question was asked anew before it was read."""
     asked = {**PREDICTED, "framework": "accelerate"}
     keep_dry_runs(asked)
@@ -266,7 +268,7 @@ def test_waiting_ends_with_what_is_waited_for(client, app, store):
     study_id = path.removeprefix("/tune/")
     assert client.get(f"{path}?wait=1", headers=known).status_code == 304
 
-    def waited(after: Callable[[], object], headers: dict[str, str]) -> Any:
+    def waited(after, headers):
         timer = threading.Timer(0.2, after)
         timer.start()
         found = client.get(f"{path}?wait=60", headers=headers)
@@ -306,7 +308,7 @@ def test_errors_are_problems(client):
         assert body["detail"]
 
 
-def test_a_study_is_cancelled_once(client, store):
+def test_a_study_is_cancelled_once(client):
     path = ask(client, MEASURED).headers["location"]
     response = client.delete(path)
     assert response.status_code == 200
@@ -380,7 +382,7 @@ def test_what_trains_something_else_is_not_exported(client, store):
 
 
 def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkeypatch):
-    def fail(*arguments: object, **more: object) -> None:
+    def fail(*arguments, **more):
         raise StoreError("the database /secret/place cannot be used: disk I/O error")
 
     monkeypatch.setattr(app.state.context.store, "studies", fail)
@@ -453,7 +455,7 @@ def test_a_queued_study_says_what_it_waits_for(client, store):
     asked = {**PREDICTED, "cluster": "4x8xh100-80gb", "fidelity": "measured", "pool": "big"}
     path = ask(client, asked).headers["location"]
 
-    def reason() -> str:
+    def reason():
         answers = Answers(store)
         content = answers.of(store.status(path.rpartition("/")[2])).content
         assert json.loads(brief(content))["reason"] == json.loads(content)["reason"]
@@ -473,3 +475,26 @@ def test_a_queued_study_says_what_it_waits_for(client, store):
     assert reason() == needed, "it serves no such pool"
     workers.register(here, ["big"], replace(nodes[0], others=nodes[1:]).as_dict(), versions)
     assert reason() == "a worker is about to take it"
+
+
+@pytest.fixture
+def script_study(store, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    asked = question_of(MEASURED)
+    script = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
+    question = question_about(
+        unnamed_model(), asked.cluster, asked.framework, tokens=32, batch=16, script=script
+    )
+    return store.ask(question, Limits()).id
+
+
+def test_it_is_pending_until_something_is_measured(client, store, script_study):
+    body = client.get(f"/tune/{script_study}").json()
+    assert body["question"]["workload"]["model"] is None, "what stands for it is nobody's model"
+    assert body["question"]["script"]["path"].endswith("train.py")
+    assert body["suggestion"] is None or body["suggestion"]["best"] is None
+    probe(store, script_study)
+    found = client.get(f"/tune/{script_study}").json()["suggestion"]
+    assert found["best"]["provenance"] == "measured"
+    assert found["workload"]["model"] is None
+    assert found["launch"]["argv"][4].endswith("train.py")

@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -96,7 +95,7 @@ def test_terms_that_another_replaces_meanwhile_are_not_answered(store, submissio
     """Between the commit of what was asked and the reading of the answer."""
     whole = Requests.ask
 
-    def ask_and_be_replaced(self: Requests, question: Any, limits: Any, *a: Any, **k: Any) -> str:
+    def ask_and_be_replaced(self, question, limits, *a, **k):
         found = whole(self, question, limits, *a, **k)
         store.ask(question, replace(limits, headroom=0.5))
         return found
@@ -111,7 +110,7 @@ def test_of_two_terms_at_once_one_is_refused(store, submissions):
     bodies = [{**MEASURED, "headroom": share / 100} for share in range(8)]
     ready, refused, taken = threading.Barrier(len(bodies)), [], []
 
-    def ask(body: Any) -> None:
+    def ask(body):
         ready.wait()
         try:
             taken.append(submit(submissions, body)[0].body.limits.headroom)

@@ -30,9 +30,9 @@ def test_rules_never_contradict_each_other():
         families = [Condition.DDP, Condition.FSDP1, Condition.FSDP2, Condition.DEEPSPEED]
         for chosen in product(*(_borders(package) for package in packages)):
             versions = dict(zip(packages, chosen, strict=True))
-            holding = [entry.rule for entry in TABLE.rules if entry.holds(framework, versions)]
+            holding = [entry for entry in TABLE.rules if entry.holds(framework, versions)]
             for family in families:
-                dead: dict[str, set[bool | int]] = {}
+                dead = {}
                 for rule in holding:
                     if rule.effect is Effect.INACTIVE and rule.when <= {
                         family,

@@ -111,7 +111,7 @@ def test_a_shell_completes(environment, words, completed):
     assert done.stdout.split() == completed, done.stderr
 
 
-def test_a_shell_completes_studies(answered, monkeypatch):
+def test_a_shell_completes_studies(answered):
     begun = answered.id[:6]
     assert study_ids(begun) == [answered.id]
     assert study_ids("st-x") == []

@@ -171,6 +171,7 @@ def test_each_exported_file_is_checked_without_options(cli, made, question, tmp_
     assert {*FORMATS} - seen <= {"nanotron", "torchtitan", "deepspeed"}
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_python_reads_the_same_files(answered, question, tmp_path):
     text = export("accelerate", question, check_settings(question, parse_settings(BEST)), ABOUT)
     path = tmp_path / "a.yaml"

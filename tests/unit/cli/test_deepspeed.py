@@ -241,7 +241,7 @@ def test_a_file_without_a_batch_is_given_all_of_it(cli, named):
         assert f'+  "gradient_accumulation_steps": {steps}' in done.out
 
 
-def test_the_difference_can_be_applied_where_no_line_ends_the_file(cli, named, tmp_path):
+def test_the_difference_can_be_applied_where_no_line_ends_the_file(cli, named):
     path = named({"deepspeed": AUTO, **ARGUMENTS, "per_device_train_batch_size": 1})
     path.write_text(path.read_text().replace('"ds.json"', json.dumps(AUTO)))
     asked = (*SMALL, "--fidelity", "predicted", "--knob", "micro_batch_size=2")
@@ -260,7 +260,8 @@ def test_a_file_that_is_as_fast_is_kept(cli, named):
     kept = cli(*asked, "0.9")
     assert kept.code == 0, kept.err
     said = " ".join(kept.out.split())
-    assert "best your file is as fast as anything found (within 90%): keep it" in said
+    assert "Answer your file is as fast as anything found (within 90%): keep it" in said
+    assert "Found sharding=" in said
     assert "alternative sharding=" in said
     assert '+  "per_device_train_batch_size": 4' in kept.out
     assert "nothing is written: a smaller --tolerance asks for more" in said

@@ -44,7 +44,8 @@ def test_a_failure_is_the_exit_code(cli, database):
     assert "as planted" in result.out
 
 
-def test_a_cpu_build_of_torch_on_a_machine_with_gpus(cli, database, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("cli", "preloading")
+def test_a_cpu_build_of_torch_on_a_machine_with_gpus(cli, tmp_path, monkeypatch):
     if not metadata.version("torch").endswith("+cpu"):
         pytest.skip("this Python has a CUDA build of torch")
     smi = tmp_path / "bin" / "nvidia-smi"

@@ -23,7 +23,7 @@ from tuner.errors import (
 )
 
 # One of each kind: the table of what is refused is of the model that refuses it.
-BAD_OPTIONS: list[tuple[list[str], str]] = [
+BAD_OPTIONS = [
     (["--model", "lama-3.1-8b"], r"model: .*llama-3\.1-8b"),
     (["--cluster", "8xa100-80gb"], r"cluster: .*8xa100-80gb.* this machine is "),
     (["--global-batch-size", "7", "--framework", "accelerate"], r"global_batch_size: got 7; must"),
@@ -105,7 +105,7 @@ def test_the_traceback_is_for_those_who_ask(cli, tiny, monkeypatch):
 
 
 def test_an_interrupt_is_no_traceback(cli, monkeypatch):
-    def interrupted(*arguments: object, **named: object) -> int:
+    def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
     for place in ("tuner.cli.studies.is_there", "tuner.cli.app.run"):

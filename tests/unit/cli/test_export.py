@@ -11,7 +11,6 @@ from tests.unit.made import crashed, ok, oom, stored
 from tests.unit.opened import opened_by_optuna
 from tuner.core.framework import framework
 from tuner.core.script import read_script
-from tuner.core.study import Question, Study
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import unnamed_model
 from tuner.store import open_store
@@ -60,7 +59,7 @@ def nanotron(keep):
 def keep(made):
     """Keeps a study with one probe in the default database."""
 
-    def kept(question: Question, settings: str) -> Study:
+    def kept(question, settings):
         with open_store() as store:
             return stored(store, question, (settings, ok(0.1, 20)))
 

@@ -21,7 +21,7 @@ A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 
 @pytest.fixture
 def has(monkeypatch):
-    def set_up(*gpus: ReportedGpu) -> None:
+    def set_up(*gpus):
         monkeypatch.setattr("tuner.machine.visible_gpus", lambda: gpus)
 
     return set_up
@@ -143,6 +143,8 @@ def test_a_large_model_is_not_probed_on_cpus_where_a_gpu_was_expected(has, asked
         placed(replace(large, adapter="lora"))
     with pytest.raises(UsageError, match=r"^tp_size: "):  # what nobody could run comes first
         placed(replace(large, knob=["tp_size=3"]))
+    with pytest.raises(UsageError, match="no GPU is here, so it is cpu:2"):  # nor predicted of them
+        placed(replace(large, fidelity="predicted"))
     assert placed(replace(large, cluster="cpu:2")).notes == ()
     small = placed(replace(large, model="stories15m", sequence_length="256"))
     assert small.notes[0].startswith("no GPU is here, so local is cpu:2")

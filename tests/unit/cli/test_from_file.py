@@ -14,6 +14,8 @@ from tuner.core.framework import installed_versions
 from tuner.core.quantity import Provenance
 from tuner.launchfiles import FORMATS, About, export
 
+pytestmark = pytest.mark.usefixtures("no_torch")
+
 NANOTRON = """\
 # how we train
 general:

@@ -12,7 +12,7 @@ from tuner.text import read_length, read_tokens
 def written(tmp_path):
     """Writes a question as a file, with some lines in the place of its own; its path."""
 
-    def write(**changes: object) -> str:
+    def write(**changes):
         values = {
             "model": "llama-3.1-8b", "cluster": "8xh100-80gb", "sequence-length": "4k",
             "global_batch_size": 64, "settings": "sharding=full_shard", "dry_runs": "none",

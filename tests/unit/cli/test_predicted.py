@@ -6,8 +6,6 @@ import pytest
 
 from tests.questions import question_about
 from tests.unit.api.studies import classes_of
-from tuner.client import advance
-from tuner.core.study import Study
 from tuner.dryrun import dry_run_versions
 from tuner.store import open_store
 
@@ -41,17 +39,11 @@ def kept(environment, question, dry_run_of):
 def no_worker(monkeypatch):
     """No worker may be started."""
 
-    def fail(*arguments: object) -> Study:
+    def fail(*arguments):
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr("tuner.client.local.follow", fail)
     monkeypatch.setattr("tuner.cli.probe.follow", fail)
-
-
-@pytest.fixture
-def no_torch(monkeypatch):
-    """Nothing that a dry run needs is installed."""
-    monkeypatch.setattr(advance, "dry_run_versions", dict)
 
 
 @pytest.mark.usefixtures("kept", "no_worker")

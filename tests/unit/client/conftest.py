@@ -21,7 +21,7 @@ UNTIED = {**TINY, "tie_word_embeddings": False}
 
 def a_case(**changes):
     """A case as it is written; ``workload__model`` stands for ``model`` inside ``workload``."""
-    case: dict[str, Any] = {
+    case = {
         "workload": {"model": dict(UNTIED), "sequence_length": 64, "global_batch_size": 32},
         "cluster": "8xa100-80gb",
         "framework": {"name": "torch", "versions": VERSIONS},

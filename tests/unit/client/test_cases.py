@@ -2,9 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tuner.client.cases import Policy, answer_cases, reading
 from tuner.client.cases.reading import LARGEST_LINE_BYTES, parse_line, read_batches
-from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import UNKNOWN
 from tuner.cost.memory.device import WORKSPACE_BYTES, WORKSPACES
 from tuner.cost.prediction import predict
@@ -39,7 +36,7 @@ def test_a_prediction(lab, desk):
 
 
 def test_memory_that_is_not_covered_is_unknown_with_the_reason(lab, desk, monkeypatch):
-    def predicted(*given: Any, **options: Any) -> Evaluation:
+    def predicted(*given, **options):
         return replace(predict(*given, **options), needed_bytes=UNKNOWN, fits=False, why="odd")
 
     monkeypatch.setattr("tuner.cost.prediction.predict", predicted)
@@ -135,7 +132,7 @@ class Pieces:
     """A stream that hands out given pieces, as a pipe does."""
 
     def __init__(self, *pieces):
-        self._pieces: Iterator[bytes] = iter(pieces)
+        self._pieces = iter(pieces)
 
     def read1(self, size=-1):
         return next(self._pieces, b"")
@@ -149,7 +146,7 @@ def test_a_huge_line_is_not_kept(monkeypatch):
 
 def test_a_stream_that_breaks_is_the_files_fault():
     class Broken:
-        def read1(self, size: int = -1) -> bytes:
+        def read1(self, size=-1):
             raise OSError(5, "Input/output error")
 
     with pytest.raises(UsageError, match=r"cases: .*Input/output error"):

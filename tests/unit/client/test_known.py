@@ -26,7 +26,7 @@ def store(tmp_path):
 def keep(store, dry_run_of):
     """Keeps dry runs of all classes of the predicted question."""
 
-    def kept(versions: dict[str, str] | None = None) -> None:
+    def kept(versions=None):
         question = question_of(PREDICTED)
         found = versions or dry_run_versions()
         for settings in classes_of(question):

@@ -18,6 +18,8 @@ from tuner.explain.known import answer
 from tuner.space import enumerate_space
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
+# No field of accelerate's file holds them.
+SCRIPT_SETS = ["micro_batch_size=4"]
 
 
 @pytest.fixture
@@ -34,6 +36,7 @@ def test_files_and_command_go_with_the_answer(study, tmp_path):
     path = tmp_path / "a.yaml"
     launch = with_launch(answer(study), study.question, [("accelerate", str(path))]).launch
     assert launch["argv"] == ["accelerate", "launch", "--config_file", str(path), "SCRIPT.py"]
+    assert launch["script_sets"] == SCRIPT_SETS
     text = launch["files"][str(path)]
     assert yaml.safe_load(text)["fsdp_config"]["fsdp_version"] == 2
     assert "study st-0123456789ab" in text
@@ -45,7 +48,7 @@ def test_torch_is_launched_by_torchrun(study):
     torch = replace(study, question=replace(study.question, framework=framework("torch")))
     launch = with_launch(answer(torch), torch.question).launch
     argv = ["torchrun", "--standalone", "--nproc-per-node", "2", "SCRIPT.py"]
-    assert launch == {"argv": argv, "files": {}}
+    assert launch == {"argv": argv, "files": {}, "script_sets": []}
 
 
 @pytest.mark.parametrize("name", ["2x2xcpu", "2x2xh100-80gb"])

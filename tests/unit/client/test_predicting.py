@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import tuner
 from tests.models import TINY
 
-CASE: dict[str, Any] = {
+CASE = {
     "workload": {"model": TINY, "sequence_length": 32, "global_batch_size": 16},
     "cluster": "2xa100-80gb",
     "settings": "sharding=ddp,micro_batch_size=2",
@@ -62,7 +61,7 @@ def test_a_prediction_and_an_error_can_be_sent_to_another_process(single):
     error = pickle.loads(pickle.dumps(caught.value))
     assert type(error) is type(caught.value)
     assert str(error) == str(caught.value)
-    assert (error.field, error.nearest) == ("model", caught.value.nearest)  # type: ignore[attr-defined]
+    assert (error.field, error.nearest) == ("model", caught.value.nearest)
 
 
 def test_several_cases_are_answered_in_order():
@@ -99,7 +98,7 @@ def test_arguments_of_a_single_case_are_checked(single, database):
     with pytest.raises(tuner.UsageError, match="global_batch_size: got '16'"):
         tuner.predict(**{**single, "global_batch_size": "16"})
     with pytest.raises(tuner.UsageError, match=r"headroom: got 0\.1; goes into each case"):
-        tuner.predict([CASE], headroom=0.1)  # type: ignore[call-overload]
+        tuner.predict([CASE], headroom=0.1)
     with pytest.raises(tuner.UsageError, match="dry_runs: got 'some'"):
         tuner.predict(CASE, dry_runs="some")
     with pytest.raises(tuner.UsageError, match=r"framework_versions: got \['torch'\]; must be an"):
@@ -107,5 +106,5 @@ def test_arguments_of_a_single_case_are_checked(single, database):
     with pytest.raises(TypeError, match="sharding"):
         tuner.predict(**single, sharding="ddp")
     with pytest.raises(TypeError, match=r"^missing a required argument: 'cluster'$"):
-        tuner.predict(model="stories15m")  # type: ignore[call-overload]
+        tuner.predict(model="stories15m")
     assert not database.exists()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,14 +9,9 @@ from tests.models import TINY
 from tests.records import VERSIONS
 from tuner.client.cases import NotCoveredError, read_case
 from tuner.client.parts import LARGEST_FILE_BYTES
-from tuner.client.request import (
-    MOST_SETTINGS,
-    read_cluster,
-    read_here,
-    read_request,
-)
+from tuner.client.request import MOST_SETTINGS, read_cluster, read_here, read_request
 from tuner.client.values import model_note, read_model, uncovered_gpu, uncovered_model_type
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits
@@ -29,8 +23,8 @@ from tuner.space import enumerate_space
 
 GIB = 2**30
 WORKLOAD = {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 256}
-ASKED: dict[str, Any] = {"workload": WORKLOAD, "cluster": "8xh100-80gb"}
-OWN: dict[str, Any] = {
+ASKED = {"workload": WORKLOAD, "cluster": "8xh100-80gb"}
+OWN = {
     "nodes": 2,
     "gpus_per_node": 4,
     "gpu": {"name": "mine", "memory_bytes": 10 * GIB, "dense_bf16_flops_per_s": 1e14},
@@ -118,9 +112,7 @@ def test_all_of_it_is_taken():
      (None, "cpu:2", "fp32"), ("torch", "2x2xcpu", "fp32"), ("accelerate", "cpu:2", "fp32"),
      ("trainer", CPUS, "fp32"), ("deepspeed", "cpu:2", "fp32"), ("nanotron", "cpu:2", "bf16")],
 )  # fmt: skip
-def test_a_precision_that_is_left_out_is_usual_there_and_is_kept(
-    name: str | None, cluster: Any, usual: str
-) -> None:
+def test_a_precision_that_is_left_out_is_usual_there_and_is_kept(name, cluster, usual):
     stack = None if name is None else {"name": name}
     asked = {**ASKED, "framework": stack, "cluster": cluster}
     question = read_request(asked).question(VERSIONS)
@@ -137,7 +129,7 @@ def test_a_precision_that_is_left_out_is_usual_there_and_is_kept(
         assert {read_case(one).question.workload.precision for one in (case, nulls)} == {usual}
 
 
-def test_a_machine_without_gpus_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_gpus_trains_in_fp32(monkeypatch):
     monkeypatch.setattr("tuner.machine.visible_gpus", tuple)
     here = read_here({**WORKLOAD, "cluster": "local", "framework": "accelerate"})
     assert here.question(VERSIONS).workload.precision == "fp32"
@@ -146,7 +138,7 @@ def test_a_machine_without_gpus_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) 
     assert here.question(VERSIONS).workload.precision == "bf16_mixed"
 
 
-def test_in_mixed_precision_gradients_are_reduced_as_the_framework_does_unless_stated() -> None:
+def test_in_mixed_precision_gradients_are_reduced_as_the_framework_does_unless_stated():
     for name, reduced in (("accelerate", "framework"), ("trainer", "framework"), ("torch", "bf16")):
         asked = changed({**ASKED, "framework": name}, {"workload.precision": "bf16_mixed"})
         question = read_request(asked).question(VERSIONS)
@@ -161,7 +153,7 @@ ADAPTER, PACKING = "workload.adapter", "workload.packing"
 LORA, QLORA = ({f"{ADAPTER}.method": method} for method in ("lora", "qlora"))
 VARLEN = {f"{PACKING}.variant": "varlen"}
 # By change: what is said of the last field of it, or of the field that is named.
-WRONG: list[tuple[dict[str, Any], str, *tuple[str, ...]]] = [
+WRONG = [
     ({"extra": 1}, "there are budget, cluster, fidelity"),
     ({"workload": ...}, "is required"),
     ({"workload": 5}, "object of fields"),
@@ -257,7 +249,7 @@ def test_a_question_of_too_many_settings_says_how_to_ask_for_fewer():
         assert read_request(usual).question(VERSIONS)
 
 
-WRONG_CLUSTERS: list[tuple[dict[str, Any], str, str]] = [
+WRONG_CLUSTERS = [
     ({"nodes": ...}, "nodes", "is required"),
     ({"nodes": 0}, "nodes", "from 1 to 65536"),
     ({"gpus_per_node": 2.0}, "gpus_per_node", "integer"),
@@ -320,7 +312,7 @@ def test_files_of_clusters(tmp_path):
     # CPU ranks are of this machine, unless the file names another.
     for gpu in (CPU, {**CPU, "processor": "Xeon", "cores": 4}):
         data.write_text(json.dumps({"nodes": 1, "gpus_per_node": 2, "gpu": gpu}))
-        found: Cluster = read_cluster(str(data))
+        found = read_cluster(str(data))
         assert found.gpu.processor
         assert found.gpu.cores == gpu.get("cores", found.gpu.cores) > 0
 
@@ -438,7 +430,7 @@ def test_knobs_that_do_not_act_are_told_where_they_were_written(lab):
     assert list(wrong(read_case, written)) == ["settings.sync_each_batch"]
 
 
-WRONG_CASES: list[tuple[dict[str, Any], str, str]] = [
+WRONG_CASES = [
     ({"extra": 1}, "extra", "no such field"),
     ({"settings": None}, "settings", "is required"),
     ({"settings": "sharding"}, "settings", "knob=value"),

@@ -1,7 +1,5 @@
 """The client of a service: what it sends, what it tries again, and what it makes of refusals."""
 
-from typing import Any
-
 import httpx
 import pytest
 
@@ -47,13 +45,13 @@ def test_a_key_that_is_none_is_not_shown():
 
 
 def test_a_request_is_sent_again_while_the_service_is_away_or_busy():
-    answers: list[Any] = [
+    answers = [
         httpx.ConnectError("refused"), problem(503, "the database"),
         httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200, json={"a": 1}),
     ]  # fmt: skip
     keys = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request):
         keys.append(request.headers["Idempotency-Key"])
         found = answers.pop(0)
         if isinstance(found, Exception):
@@ -68,10 +66,10 @@ def test_a_request_is_sent_again_while_the_service_is_away_or_busy():
 
 def test_what_never_answered_is_given_up_sooner(monkeypatch):
     monkeypatch.setattr(module, "FIRST_S", 0.0)
-    answers: list[httpx.Response] = []
+    answers = []
     tries = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request):
         tries.append(request)
         if not answers:
             raise httpx.ConnectError("refused")
@@ -121,7 +119,7 @@ def test_what_a_service_says_is_told(answer, said):
 
 
 def test_what_cannot_be_unpacked_is_an_error_of_the_service():
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request):
         stream = httpx.ByteStream(b"no gzip")
         return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=stream)
 
@@ -145,7 +143,7 @@ class Broken(httpx.SyncByteStream):
 def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms():
     seen = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request):
         seen.append(request.url)
         return problem(409, "study st-1 has other limits")
 
@@ -161,14 +159,14 @@ def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms():
 
 def test_events_are_followed_over_broken_streams():
     first = b"event: asked\ndata: {}\nid: 1\n\n: ping\n\nid: 2\n"
-    answers: list[Any] = [
+    answers = [
         httpx.Response(200, stream=Broken(first)),
         problem(503, "the database"),
         httpx.Response(200, text="id: 5\ndata: id: 9\n\n"),
     ]
     asked = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request):
         asked.append(request.headers["Last-Event-ID"])
         return answers.pop(0)
 

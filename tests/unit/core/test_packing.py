@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -22,12 +21,12 @@ from tuner.space.rules import fixed_tp_size
 LONG_TAILED = {"histogram": [[60, 1000], [200, 600], [500, 200], [900, 100], [5000, 10]]}
 
 
-def packed(documents: object = None, variant: str = "varlen") -> Packing:
+def packed(documents=None, variant="varlen"):
     given = {} if documents is None else {"documents": documents}
     return Packing.from_dict({"variant": variant, **given})
 
 
-def test_a_row_is_full_and_has_each_length_in_its_share() -> None:
+def test_a_row_is_full_and_has_each_length_in_its_share():
     packing = packed(LONG_TAILED)
     row = packing.row(2**20)
     assert sum(row) == 2**20
@@ -50,9 +49,7 @@ COUNTED = st.tuples(st.integers(1, 9000), st.integers(1, 400))
 @given(histogram=st.lists(COUNTED, min_size=1, max_size=8), length=st.integers(1, 9000))
 @example(histogram=[(8000, 1), (300, 1), (100, 70)], length=8192)
 @example(histogram=[(1000, 1), (10, 1), (5, 198)], length=1024)
-def test_a_row_is_of_whole_documents_and_full(
-    histogram: list[tuple[int, int]], length: int
-) -> None:
+def test_a_row_is_of_whole_documents_and_full(histogram, length):
     row = packed({"histogram": histogram}).row(length)
     assert sum(row) == length
     assert min(row) >= 1
@@ -61,7 +58,7 @@ def test_a_row_is_of_whole_documents_and_full(
     assert row[-1] in lengths or row[-1] < min(lengths)
 
 
-def test_ways_to_say_documents_are_one() -> None:
+def test_ways_to_say_documents_are_one():
     wanted = packed({"lengths": [5, 3, 5]})
     assert packed({"histogram": [[3, 1], [5, 1], [5, 1]]}) == wanted
     assert Packing.from_dict(wanted.as_dict()) == wanted
@@ -76,12 +73,12 @@ def test_ways_to_say_documents_are_one() -> None:
         packed(variant="padded")
 
 
-def workload(model: str = "llama-3.1-8b", **fields: object) -> Workload:
+def workload(model="llama-3.1-8b", **fields):
     given = {"sequence_length": 2048, "global_batch_size": 8, **fields}
-    return Workload(model=published_model(model), **given)  # type: ignore[arg-type]
+    return Workload(model=published_model(model), **given)
 
 
-def test_a_workload_without_packing_is_what_it_was() -> None:
+def test_a_workload_without_packing_is_what_it_was():
     assert "packing" not in workload().as_dict()
     found = workload(packing=packed(LONG_TAILED))
     assert Workload.from_dict(found.as_dict()) == found
@@ -102,7 +99,7 @@ def test_a_workload_without_packing_is_what_it_was() -> None:
         ("mistral-7b-v0.1", "varlen", ""),
     ],
 )
-def test_models_that_are_not_packed_so_are_refused(model: str, variant: str, said: str) -> None:
+def test_models_that_are_not_packed_so_are_refused(model, variant, said):
     if not said:  # windows are longer than the sequence
         assert workload(model, packing=packed(variant=variant)).masked is (variant != "varlen")
         return
@@ -110,16 +107,16 @@ def test_models_that_are_not_packed_so_are_refused(model: str, variant: str, sai
         workload(model, packing=packed(variant=variant))
 
 
-def test_windows_within_a_sequence_leave_position_ids() -> None:
+def test_windows_within_a_sequence_leave_position_ids():
     for variant in ("varlen", "block_diagonal"):
         with pytest.raises(UsageError, match="take position_ids"):
             workload("mistral-7b-v0.1", sequence_length=6144, packing=packed(variant=variant))
 
 
-def test_a_kernel_without_a_mask_attends_to_each_document() -> None:
+def test_a_kernel_without_a_mask_attends_to_each_document():
     cluster, costs = parse_cluster("8xa100-80gb"), default_costs().torch
 
-    def work(packing: Packing | None) -> float:
+    def work(packing):
         asked = workload(packing=packing)
         return attention_work(asked, cluster, costs, again=(0.0, 0.0))
 
@@ -141,12 +138,10 @@ def test_a_kernel_without_a_mask_attends_to_each_document() -> None:
         ("llama-3.1-8b", "padded", "4.38.2", ""),
     ],
 )
-def test_releases_whose_tokens_see_other_documents_are_refused(
-    model: str, variant: str, first: str, before: str
-) -> None:
+def test_releases_whose_tokens_see_other_documents_are_refused(model, variant, first, before):
     documents = {"mean": 64} if variant == "padded" else None
 
-    def ask(release: str) -> str:
+    def ask(release):
         given = {"packing": packed(documents, variant)}
         stack = trainer(transformers=release, accelerate="1.5", torch="2.6")
         case = Case(model=model, settings="sharding=ddp", framework=stack, workload=given)
@@ -159,8 +154,8 @@ def test_releases_whose_tokens_see_other_documents_are_refused(
             ask(before)
 
 
-def test_where_flash_attention_is_not_is_said(tmp_path: Path) -> None:
-    def ask(cluster: str, **fields: object) -> Question:
+def test_where_flash_attention_is_not_is_said(tmp_path):
+    def ask(cluster, **fields):
         given = {"packing": packed(), **fields}
         case = Case(settings="sharding=ddp", cluster=cluster, workload=given)
         return case.parts()[0]

@@ -18,7 +18,7 @@ print({pickle.load(sys.stdin.buffer): "found"}[Settings(micro_batch_size=4)])
 
 def asked(**knobs):
     """Settings that have told their hash and their class."""
-    settings = Settings(**knobs)  # type: ignore[arg-type]
+    settings = Settings(**knobs)
     assert hash(settings) == hash(settings)
     assert settings.layout.micro_batch_size == 1
     return settings

@@ -3,7 +3,6 @@
 import ast
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +23,7 @@ from tuner.cost.prediction import predict
 from tuner.dryrun import plan_dry_runs
 from tuner.errors import ModelConfigError, UsageError
 from tuner.launchfiles import FORMATS, export, why_not
-from tuner.model import ModelConfig, read_model_config
+from tuner.model import read_model_config
 from tuner.search.trials import workload_features
 from tuner.space import enumerate_space
 
@@ -38,11 +37,11 @@ LLAMA = {
 }  # fmt: skip
 
 
-def model_of(task: Task, **fields: Any) -> ModelConfig:
+def model_of(task, **fields):
     return read_model_config({**BERT, **fields}, "m", task)
 
 
-def asked(task: Task, cluster: str = "8xa100-80gb", stack: str = "torch", **more: Any) -> Question:
+def asked(task, cluster="8xa100-80gb", stack="torch", **more):
     fields, tokens = more.pop("fields", {}), more.pop("sequence_length", 64)
     batch, known = more.pop("global_batch_size", 64), framework(stack, {}, STATED)
     return question_about(
@@ -50,7 +49,7 @@ def asked(task: Task, cluster: str = "8xa100-80gb", stack: str = "torch", **more
     )
 
 
-def test_a_task_is_part_of_what_is_asked_and_the_default_is_left_out() -> None:
+def test_a_task_is_part_of_what_is_asked_and_the_default_is_left_out():
     found = [asked(task) for task in (Task.CAUSAL_LM, MASKED, CLASSES)]
     assert [one.as_dict()["workload"].get("task") for one in found] == [None, MASKED, CLASSES]
     assert len({one.identity for one in found}) == 3
@@ -61,7 +60,7 @@ def test_a_task_is_part_of_what_is_asked_and_the_default_is_left_out() -> None:
         assert spec.get("task") == one.as_dict()["workload"].get("task")
 
 
-def test_images_are_so_many_tokens_of_a_sequence() -> None:
+def test_images_are_so_many_tokens_of_a_sequence():
     """Their number is part of the question; models that see none have none."""
     sees = Task.IMAGE_TEXT_TO_TEXT
     model = read_model_config({"model_type": "gemma3", "text_config": LLAMA}, "m", sees)
@@ -83,7 +82,7 @@ def test_images_are_so_many_tokens_of_a_sequence() -> None:
         read_model_config({"model_type": "qwen3_vl", "text_config": LLAMA}, "m", sees)
 
 
-def plan(question: Question) -> dict[str, Any]:
+def plan(question):
     settings, versions = parse_settings("sharding=ddp"), {**STATED, "python": "3.11"}
     found = plan_dry_runs(
         question.workload, question.cluster, question.framework, settings, versions
@@ -93,8 +92,8 @@ def plan(question: Question) -> dict[str, Any]:
     return found.requests[0]
 
 
-def test_labels_are_what_the_configuration_says() -> None:
-    given: list[tuple[dict[str, Any], dict[str, Any]]] = [
+def test_labels_are_what_the_configuration_says():
+    given = [
         ({}, {"num_labels": 2}),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0}}, {"num_labels": 3}),
         ({"num_labels": 1, "problem_type": "regression"},
@@ -116,9 +115,9 @@ def test_labels_are_what_the_configuration_says() -> None:
         model_of(MASKED, model_type="llama")
 
 
-def test_sequences_are_as_long_as_there_are_positions() -> None:
+def test_sequences_are_as_long_as_there_are_positions():
     """RoBERTa's begin after its token of padding; what a file leaves out is its class's default."""
-    lengths: list[tuple[dict[str, Any], int]] = [
+    lengths = [
         ({}, 128),
         ({"max_position_embeddings": None}, 512),
         ({"model_type": "roberta", "max_position_embeddings": 514}, 512),
@@ -143,8 +142,8 @@ def test_sequences_are_as_long_as_there_are_positions() -> None:
                 door()
 
 
-def test_what_is_not_for_these_tasks_is_refused_by_name() -> None:
-    refused: dict[str, dict[str, Any]] = {
+def test_what_is_not_for_these_tasks_is_refused_by_name():
+    refused = {
         "packing": {"packing": Packing()},
         "adapter": {"adapter": Adapter()},
         "loss": {"loss": Loss.FP32},
@@ -159,10 +158,10 @@ def test_what_is_not_for_these_tasks_is_refused_by_name() -> None:
         read_request({"workload": {**asked(MASKED).workload.as_dict(), "task": "ner"}})
 
 
-def test_knobs_that_a_type_has_not_are_inactive_or_refused() -> None:
+def test_knobs_that_a_type_has_not_are_inactive_or_refused():
     """Types of the catalogue: whether FSDP2 takes them, and whether layers are checkpointed."""
     shard = {Sharding.FULL_SHARD, Sharding.SHARD_GRAD_OP}
-    cases: list[tuple[Task, dict[str, Any], bool, bool]] = [
+    cases = [
         (MASKED, {}, False, True),
         (CLASSES, {}, True, True),
         (MASKED, {"model_type": "distilbert"}, True, True),
@@ -190,7 +189,7 @@ def test_knobs_that_a_type_has_not_are_inactive_or_refused() -> None:
         enumerate_space(told)
 
 
-def test_past_studies_of_other_unknown_models_are_far() -> None:
+def test_past_studies_of_other_unknown_models_are_far():
     cluster = parse_cluster("8xa100-80gb")
     one, same, other = (
         workload_features(asked(MASKED, fields=fields).workload, cluster)
@@ -205,7 +204,7 @@ NAMES = {MASKED: "AutoModelForMaskedLM", CLASSES: "AutoModelForSequenceClassific
 
 @pytest.mark.parametrize("task", [MASKED, CLASSES])
 @pytest.mark.parametrize("model_type", ["distilbert", "deberta-v2"])
-def test_files_train_the_task(task: Task, model_type: str) -> None:
+def test_files_train_the_task(task, model_type):
     fields = {"model_type": model_type, "num_labels": 3}
     question = asked(task, fields=fields, precision=Precision.BF16_MIXED)
     known = task_types(task)[model_type]
@@ -229,7 +228,7 @@ def test_files_train_the_task(task: Task, model_type: str) -> None:
     assert ("num_labels=3" in beside) is (task is CLASSES)
 
 
-def test_torchtitan_is_of_causal_language_models() -> None:
+def test_torchtitan_is_of_causal_language_models():
     found = why_not("torchtitan", asked(CLASSES, fields=LLAMA), parse_settings("sharding=ddp"))
     assert found is not None
     assert "torchtitan trains causal language models" in found

@@ -1,8 +1,6 @@
 """Numbers, durations and sizes as people write them; JSON that others can read."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.model import load_model
 
-READ: list[tuple[Callable[[str, str], float], dict[str, float], str]] = [
+READ = [
     (
         units.read_duration,
         {"90": 90, "90s": 90, "10m": 600, "1.5h": 5400, "1h30m": 5400, " 2M ": 120, "1d": 86_400},
@@ -47,7 +45,7 @@ def test_what_people_write_is_read_or_refused():
 
 
 def test_figures_are_shown_with_three_digits():
-    shown: list[tuple[Callable[[Any], str], dict[Any, str]]] = [
+    shown = [
         (
             units.duration_text,
             {0.84: "0.8 s", 9.96: "10 s", 59.6: "1:00 min", 65: "1:05 min", 3725: "1:02:05 h"},

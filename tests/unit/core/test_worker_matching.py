@@ -1,7 +1,6 @@
 """Who could answer a question: versions and fidelity by the workers that live."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from tuner.machine import Machine, ReportedGpu, together
 
 H100 = ReportedGpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, uuid="GPU-1")
 VERSIONS = {"torch": "2.12.0", "accelerate": "1.14.0", "transformers": "5.20.0"}
-ASKED: dict[str, Any] = {
+ASKED = {
     "workload": {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 256},
     "cluster": "8xh100-80gb",
 }

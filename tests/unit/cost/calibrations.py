@@ -1,12 +1,10 @@
 """Readings as a machine of known rates would give them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tuner.core.cluster import Cluster, Link
 from tuner.core.workload import Optimizer
-from tuner.cost.calibration import PRECISIONS, Calibration, Reading
+from tuner.cost.calibration import PRECISIONS, Reading
 from tuner.cost.calibration_fit import BYTES, _costs, fitted
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.optimizers import update_bytes
@@ -19,7 +17,7 @@ LINK_BYTES_PER_S, LATENCY_S, LOST = 3e11, 5e-6, 0.2
 VERSIONS = {"torch": "2.13.0"}
 
 
-def seconds_of(case: dict[str, Any], cluster: Cluster) -> float:
+def seconds_of(case, cluster):
     """What a case would take there."""
     kind = case["kind"]
     if kind == "copy":
@@ -40,13 +38,13 @@ def seconds_of(case: dict[str, Any], cluster: Cluster) -> float:
     return {"matrix": parts[0], "collective": parts[1], "both": both}[str(case["part"])]
 
 
-def product_s(case: dict[str, Any]) -> float:
+def product_s(case):
     """Matrices at an efficiency that depends on their width."""
     longer = 1 + SMALL_DIM * 2 / case["width"]
     return float(2 * case["rows"] * case["width"] ** 2 * longer / FLOPS_PER_S)
 
 
-def model_s(case: dict[str, Any], cluster: Cluster) -> float:
+def model_s(case, cluster):
     """Layers and ends, as the cost model has them; the tiniest layers wait for the host."""
     workload, settings = Reading(
         case=case, seconds=1.0, median_s=1.0, low_s=1.0, high_s=1.0
@@ -65,7 +63,7 @@ def model_s(case: dict[str, Any], cluster: Cluster) -> float:
     return float(case["layers"] * layer + ends)
 
 
-def ring(case: dict[str, Any], cluster: Cluster) -> float:
+def ring(case, cluster):
     """A collective on links of known rates."""
     intra = case["axis"] == "intra"
     ranks = cluster.gpus_per_node if intra else cluster.nodes
@@ -81,13 +79,13 @@ def ring(case: dict[str, Any], cluster: Cluster) -> float:
     return ring_s(size, 1, group, where, costs, twice=case["op"] == "all_reduce")
 
 
-def readings_of(cases: Sequence[dict[str, Any]], cluster: Cluster) -> list[Reading]:
+def readings_of(cases, cluster):
     """One for each case, with a tenth of spread to both sides."""
     times = [(case, seconds_of(case, cluster)) for case in cases]
     return [Reading(case=c, seconds=s, median_s=s, low_s=0.9 * s, high_s=1.1 * s) for c, s in times]
 
 
-def calibration_of(cases: Sequence[dict[str, Any]], cluster: Cluster, **fields: Any) -> Calibration:
+def calibration_of(cases, cluster, **fields):
     """The rates that are found in these cases."""
     known = {"versions": VERSIONS, "at": "2026-11-21T10:00:00+00:00", "wall_s": 60.0}
     return fitted(readings_of(cases, cluster), cluster, **{**known, **fields})

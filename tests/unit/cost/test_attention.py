@@ -9,7 +9,7 @@ from tuner.model import published_model as read
 GROUPED, EVEN = "llama-3.1-8b", "llama-2-7b"
 
 
-def kernels(model: str, width: int, gpu: str, packing: Packing | None = None) -> tuple[str, str]:
+def kernels(model, width, gpu, packing=None):
     workload = Workload(
         model=read(model), sequence_length=1024, global_batch_size=8, packing=packing
     )
@@ -17,7 +17,7 @@ def kernels(model: str, width: int, gpu: str, packing: Packing | None = None) ->
     return str(found.unmasked), str(found.masked)
 
 
-def test_kernels_by_gpu_and_precision() -> None:
+def test_kernels_by_gpu_and_precision():
     for gpu, bf16, fp32 in [
         ("v100-32gb", ("math", "math"), "efficient"),
         ("t4", ("math", "math"), "efficient"),
@@ -33,22 +33,22 @@ def test_kernels_by_gpu_and_precision() -> None:
         assert kernels(GROUPED, 4, gpu) == ("math", fp32)  # a mask comes with repeated heads
 
 
-def test_capped_scores_are_computed_by_transformers() -> None:
+def test_capped_scores_are_computed_by_transformers():
     assert kernels("gemma-2-2b", 2, "h100-80gb") == ("eager", "eager")
 
 
-def test_packed_rows_have_flash_attentions_library_or_a_mask() -> None:
+def test_packed_rows_have_flash_attentions_library_or_a_mask():
     varlen, masked = Packing(), Packing(variant=PackingVariant.BLOCK_DIAGONAL)
     assert kernels(EVEN, 2, "rtx-4090", varlen) == ("flash", "flash")
     assert kernels(EVEN, 2, "rtx-4090", masked) == ("flash", "efficient")
 
 
-def test_dropout_is_not_cudnns() -> None:
+def test_dropout_is_not_cudnns():
     assert kernels("gpt2", 2, "h100-80gb") == ("flash", "efficient")
 
 
-def test_the_stated_capability_goes_first() -> None:
-    def own(name: str, capability: str = "") -> tuple[int, int]:
+def test_the_stated_capability_goes_first():
+    def own(name, capability=""):
         return Gpu(name=name, memory_bytes=2**34, compute_capability=capability).capability
 
     assert own("mine", "12.0") == (12, 0)

@@ -4,10 +4,8 @@
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from tuner.core.cluster import Cluster, Gpu, Link, parse_cluster
 from tuner.core.configuration import Settings, parse_settings
@@ -21,10 +19,8 @@ from tuner.model import read_model_config
 RECORDED = Path(__file__).parent / "data" / "step_collectives.jsonl"
 HEADER, *CASES = map(json.loads, RECORDED.read_text().splitlines())
 
-Key = tuple[str, str, str, str]
 
-
-def case_of(case: Mapping[str, Any]) -> tuple[Workload, Settings, Cluster]:
+def case_of(case):
     settings = Settings.from_dict(case["settings"])
     cluster = Cluster(
         nodes=case["nodes"],
@@ -45,30 +41,30 @@ def case_of(case: Mapping[str, Any]) -> tuple[Workload, Settings, Cluster]:
     return workload, settings, cluster
 
 
-def arithmetic(case: Mapping[str, Any]) -> dict[Key, tuple[int, float]]:
+def arithmetic(case):
     found = step_collectives(*case_of(case))
     return {(c.op, c.axis, c.phase, c.overlap): (c.count, c.bytes) for c in found}
 
 
-def test_every_collective_of_recorded_dry_runs() -> None:
+def test_every_collective_of_recorded_dry_runs():
     for case in CASES:
         found = arithmetic(case)
         seen = {tuple(row[:4]): (row[4], row[5]) for row in case["collectives"]}
         assert found == seen
 
 
-def listed(text: str, cluster: str = "2x8xh100-80gb", model: str = "llama-3.1-8b") -> list[Any]:
+def listed(text, cluster="2x8xh100-80gb", model="llama-3.1-8b"):
     settings = parse_settings(text)
     workload = Workload(model=read(model), sequence_length=512, global_batch_size=64)
     return list(step_collectives(workload, settings, parse_cluster(cluster)))
 
 
-def total(found: list[Any], **wanted: object) -> tuple[int, float]:
+def total(found, **wanted):
     chosen = [c for c in found if all(asdict(c)[k] == v for k, v in wanted.items())]
     return sum(c.count for c in chosen), sum(c.bytes for c in chosen)
 
 
-def test_putting_off_synchronisation_reduces_once() -> None:
+def test_putting_off_synchronisation_reduces_once():
     text = "sharding={},gradient_accumulation_steps=4,sync_each_batch={}"
     for sharding, op in (("full_shard", Op.REDUCE_SCATTER), ("ddp", Op.ALL_REDUCE)):
         each = total(listed(text.format(sharding, "true")), op=op)
@@ -80,7 +76,7 @@ def test_putting_off_synchronisation_reduces_once() -> None:
     assert reducing_passes(parse_settings(text.format("ddp", "false"))) == 1
 
 
-def test_putting_off_the_all_reduce_scatters_each_time_and_joins_replicas_once() -> None:
+def test_putting_off_the_all_reduce_scatters_each_time_and_joins_replicas_once():
     text = "sharding=hybrid_shard,gradient_accumulation_steps=4,defer_all_reduce={}"
     each, last = (listed(text.format(value)) for value in ("false", "true"))
     joined = total(last, op=Op.ALL_REDUCE)
@@ -89,7 +85,7 @@ def test_putting_off_the_all_reduce_scatters_each_time_and_joins_replicas_once()
     assert rest[0] == rest[1]
 
 
-def test_ddp_reduces_in_the_reductions_format() -> None:
+def test_ddp_reduces_in_the_reductions_format():
     workload = Workload(
         model=read("llama-3.2-1b"), sequence_length=512, global_batch_size=64,
         precision=Precision.BF16_MIXED, reduce_dtype=ReduceDtype.FP32,
@@ -103,7 +99,7 @@ def test_ddp_reduces_in_the_reductions_format() -> None:
     assert total(list(wide), op=Op.BROADCAST, axis=Axis.DP) == (1, 2 * 4 * 32)  # rotary
 
 
-def test_frameworks_reduce_unasked_in_fp32_under_ddp_and_in_bf16_under_fsdp() -> None:
+def test_frameworks_reduce_unasked_in_fp32_under_ddp_and_in_bf16_under_fsdp():
     cluster = parse_cluster("8xh100-80gb")
     unasked, wide, narrow = (
         Workload(

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Phase
 from tuner.core.workload import Workload
-from tuner.cost.constants import Costs, default_costs
+from tuner.cost.constants import default_costs
 from tuner.cost.memory.shards import Axis
 from tuner.cost.time.collectives import (
     Op,
@@ -16,16 +16,12 @@ from tuner.cost.time.collectives import (
     axis_sizes,
     step_collectives,
 )
-from tuner.cost.time.communication import (
-    Computing,
-    copies_beside_s,
-    exposed_s,
-    link_seconds,
-    passes_s,
-)
+from tuner.cost.time.communication import Computing, link_seconds, passes_s
+from tuner.cost.time.emulated import Rates, copies_beside_s, exposed_s
 from tuner.model import published_model as read
 
 COSTS = default_costs()
+NO_COPIES = Computing(forward=0.0, backward=0.0)
 CLUSTER = parse_cluster("4x8xh100-80gb")
 WORKLOAD = Workload(model=read("llama-3.1-8b"), sequence_length=4096, global_batch_size=256)
 TEXTS = (
@@ -38,19 +34,20 @@ TEXTS = (
 )
 
 
-def exposed(text: str, forward: float, backward: float, passes: int | None = None) -> tuple:
+def exposed(text, forward, backward, passes=None):
     settings = parse_settings(text)
     found = exposed_s(
         Computing(forward=forward, backward=backward),
+        NO_COPIES,
         step_collectives(WORKLOAD, settings, CLUSTER),
         settings,
-        CLUSTER,
-        passes=passes or settings.gradient_accumulation_steps,
+        passes or settings.gradient_accumulation_steps,
+        Rates(cluster=CLUSTER, costs=COSTS),
     )
-    return found.low, found.value, found.high
+    return found.low_s, found.value_s, found.high_s
 
 
-def test_a_step_that_was_timed_waits_as_one_that_is_predicted() -> None:
+def test_a_step_that_was_timed_waits_as_one_that_is_predicted():
     """The same list has the same price, whoever made it."""
     for text in TEXTS:
         settings = parse_settings(text)
@@ -69,11 +66,11 @@ def test_a_step_that_was_timed_waits_as_one_that_is_predicted() -> None:
 HIDDEN_BYTES, LINK_BYTES_PER_S, MEMORY_BYTES_PER_S, LOST = 8e9, 1e11, 1e12, 0.3
 
 
-def one_hidden_gather(phase: Phase = Phase.FORWARD) -> StepCollective:
+def one_hidden_gather(phase=Phase.FORWARD):
     return StepCollective(Op.ALL_GATHER, Axis.DP_SHARD, phase, Overlap.PREFETCHED, 1, HIDDEN_BYTES)
 
 
-def hand_costs() -> tuple[Cluster, Costs]:
+def hand_costs():
     """Links and memory in round figures; each loses three tenths of the shorter to the other."""
     cluster = parse_cluster("8xh100-80gb")
     gpu = replace(cluster.gpu, memory_bytes_per_s=MEMORY_BYTES_PER_S)
@@ -83,7 +80,7 @@ def hand_costs() -> tuple[Cluster, Costs]:
     return replace(cluster, gpu=gpu, intra_node=link), costs
 
 
-def test_what_a_hidden_gather_takes_from_computing_is_counted_once() -> None:
+def test_what_a_hidden_gather_takes_from_computing_is_counted_once():
     """By hand: 8 GB to 8 ranks take 0.07 s on the links, of which computing loses 0.021 s.
 
     Alone, the copy in its place takes 0.009 s, which are in the 0.2 s that the phase was timed to
@@ -96,9 +93,10 @@ def test_what_a_hidden_gather_takes_from_computing_is_counted_once() -> None:
         assert beside.forward + beside.backward == pytest.approx(0.009)
         assert (beside.forward > 0) is (phase is Phase.FORWARD)
         timed = Computing(forward=0.2, backward=0.2)
-        found = exposed_s(timed, items, settings, cluster, passes=1, beside=beside, costs=costs)
-        assert found.value == pytest.approx(0.191 + 0.3 * 0.07 - 0.2)
-        once = exposed_s(timed, items, settings, cluster, passes=1, costs=costs)
-        assert once.value == pytest.approx(0.3 * 0.07)
-        assert found.high == once.high
-        assert 0 < (found.low or 0.0) < (found.value or 0.0)
+        rates = Rates(cluster=cluster, costs=costs)
+        found = exposed_s(timed, beside, items, settings, 1, rates)
+        assert found.value_s == pytest.approx(0.191 + 0.3 * 0.07 - 0.2)
+        once = exposed_s(timed, NO_COPIES, items, settings, 1, rates)
+        assert once.value_s == pytest.approx(0.3 * 0.07)
+        assert found.high_s == once.high_s
+        assert 0 < found.low_s < found.value_s

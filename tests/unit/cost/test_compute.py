@@ -14,13 +14,13 @@ from tuner.model import read_model_config
 CLUSTER, COSTS = parse_cluster("h100-80gb"), default_costs()
 
 
-def of(model: str, tokens: int, precision: Precision = Precision.BF16) -> Workload:
+def of(model, tokens, precision=Precision.BF16):
     return Workload(
         model=read(model), sequence_length=tokens, global_batch_size=8, precision=precision
     )
 
 
-def keys_of(workload: Workload, gpu: str = "h100-80gb") -> float:
+def keys_of(workload, gpu="h100-80gb"):
     """Keys that each query is multiplied with, from the work of forward alone."""
     once, twice = (
         attention_work(workload, parse_cluster(gpu), WHOLE, again=(again, again))
@@ -34,7 +34,7 @@ WHOLE = replace(COSTS.torch, attention_forward=1.0, attention_backward=1.0, atte
 HALF_A_TILE = 64
 
 
-def test_keys_of_a_query() -> None:
+def test_keys_of_a_query():
     for model, tokens, keys in [
         ("llama-3.1-8b", 4096, 2048 + HALF_A_TILE),  # what follows a query is skipped
         ("mistral-7b-v0.1", 4095, 4095 / 2 + HALF_A_TILE),  # its window holds the sequence
@@ -46,7 +46,7 @@ def test_keys_of_a_query() -> None:
         assert keys_of(of(model, tokens)) == pytest.approx(keys)
 
 
-def test_torchs_own_operators_attend_to_all_keys() -> None:
+def test_torchs_own_operators_attend_to_all_keys():
     for model, precision, gpu, keys in [
         ("llama-3.1-8b", Precision.FP32, "h100-80gb", 1024),  # no kernel takes grouped fp32
         ("llama-2-7b", Precision.FP32, "h100-80gb", 512 + HALF_A_TILE),
@@ -55,7 +55,7 @@ def test_torchs_own_operators_attend_to_all_keys() -> None:
         assert keys_of(of(model, 1024, precision), gpu) == pytest.approx(keys)
 
 
-def test_backward_of_fused_attention_computes_scores_again() -> None:
+def test_backward_of_fused_attention_computes_scores_again():
     """Five products after two, where torch's own operators have four."""
     for model, backward in (("llama-3.1-8b", 5), ("gemma-2-2b", 4)):
         asked = of(model, 4096)
@@ -65,7 +65,7 @@ def test_backward_of_fused_attention_computes_scores_again() -> None:
         assert once / (twice - once) == pytest.approx((2 + backward) / 2)
 
 
-def test_traffic_of_a_layer_by_hand() -> None:
+def test_traffic_of_a_layer_by_hand():
     gpt = read("gpt2")  # two LayerNorms, two residuals, GELU between 768 and 3072
     assert moved_bytes(gpt, 2) == 2 * (2 * 2 * 768 + 2 * 3 * 768 + 2 * 3072)
     assert moved_bytes(gpt, 4) == 2 * moved_bytes(gpt, 2)
@@ -74,7 +74,7 @@ def test_traffic_of_a_layer_by_hand() -> None:
     assert moved_bytes(llama, 2) == 2 * 36 * 4096 + heads + 2 * 3 * 2 * 4096 + 5 * 2 * 14336
 
 
-def test_only_traffic_is_left_where_products_take_no_time() -> None:
+def test_only_traffic_is_left_where_products_take_no_time():
     gpu = replace(CLUSTER.gpu, dense_bf16_flops_per_s=1e21, fp32_flops_per_s=1e21)
     cluster, asked = replace(CLUSTER, gpu=gpu), of("gpt2", 1024)
     narrow, mixed, wide = (
@@ -90,7 +90,7 @@ def test_only_traffic_is_left_where_products_take_no_time() -> None:
     assert narrow == pytest.approx(moved / gpu.memory_bytes_per_s, rel=1e-3)
 
 
-def test_large_products_reach_what_was_measured_and_small_ones_less() -> None:
+def test_large_products_reach_what_was_measured_and_small_ones_less():
     """FLOPs per second of a layer without attention and traffic, over the published best."""
     fast = replace(CLUSTER, gpu=replace(CLUSTER.gpu, memory_bytes_per_s=1e18))
     quick = replace(COSTS.torch, attention_forward=1e9, attention_backward=1e9)
@@ -102,7 +102,7 @@ def test_large_products_reach_what_was_measured_and_small_ones_less() -> None:
     assert reached[0] < 0.6 < 0.7 < reached[1] < 0.9 < reached[2] < 1
 
 
-def test_an_odd_vocabulary_takes_slower_kernels() -> None:
+def test_an_odd_vocabulary_takes_slower_kernels():
     odd, one = of("gpt2", 1024), Settings(micro_batch_size=8)
     padded = odd.model.as_config() | {"vocab_size": 50_304}
     even = replace(odd, model=read_model_config(padded, "even"))
@@ -115,7 +115,7 @@ def test_an_odd_vocabulary_takes_slower_kernels() -> None:
     assert exact[0] < exact[1]
 
 
-def test_capped_scores_pass_through_memory() -> None:
+def test_capped_scores_pass_through_memory():
     """In bf16 the operators of modeling_gemma2 move 44 bytes of each score forward, 62 backward."""
     capped, tokens = of("gemma-2-2b", 8192), 8192
     fields = {**capped.model.as_config(), "attn_logit_softcapping": None}
@@ -134,7 +134,7 @@ def test_capped_scores_pass_through_memory() -> None:
         assert with_cap - without == pytest.approx(moved * scores / rate, rel=1e-4)
 
 
-def test_autocast_takes_the_loss_in_fp32_whatever_comes_in() -> None:
+def test_autocast_takes_the_loss_in_fp32_whatever_comes_in():
     """And FSDP, which casts what it gathers, does not."""
     cluster = parse_cluster("2xh100-80gb")
     for precision, sharding, is_wide in (

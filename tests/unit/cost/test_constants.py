@@ -10,7 +10,7 @@ from tuner.serialization import plain
 TABLES = tomllib.loads(files("tuner.catalog").joinpath("costs.toml").read_text(encoding="utf-8"))
 
 
-def test_every_constant_of_the_file_has_a_field() -> None:
+def test_every_constant_of_the_file_has_a_field():
     costs = default_costs()
     for name in ("memory", "device", "time", "torch"):
         assert plain(getattr(costs, name)) == TABLES[name]
@@ -18,7 +18,7 @@ def test_every_constant_of_the_file_has_a_field() -> None:
         assert low < value < high
 
 
-def test_no_constant_may_lack_or_be_unknown() -> None:
+def test_no_constant_may_lack_or_be_unknown():
     less = {k: v for k, v in TABLES["time"].items() if k != "stall_s"}
     known = {name: TABLES[name] for name in ("memory", "device", "torch")}
     with pytest.raises(TypeError, match="stall_s"):
@@ -27,7 +27,7 @@ def test_no_constant_may_lack_or_be_unknown() -> None:
         Costs(**known, time={**TABLES["time"], "stahl_s": 1.0})
 
 
-def test_experts_differ_in_what_the_file_says_of_them() -> None:
+def test_experts_differ_in_what_the_file_says_of_them():
     """Only nanotron's steps have any; the catalogue's own constants come first, and each source's
     nodes are combined with each source's network.
     """
@@ -35,7 +35,7 @@ def test_experts_differ_in_what_the_file_says_of_them() -> None:
     assert first is default_costs()
     mine, other = TABLES["time"], TABLES["time"] | TABLES["elsewhere"]
 
-    def network(table: dict[str, float]) -> dict[str, float]:
+    def network(table):
         return {name: table[name] for name in BETWEEN_NODES}
 
     assert network(mine) != network(other)

@@ -4,7 +4,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.measurement import Basis
@@ -13,7 +13,7 @@ from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import communicator_count
 from tuner.cost.memory.shards import Axis, axis_sizes
 from tuner.cost.prediction import RING_NOTE, predict
-from tuner.cost.time.collectives import Op, StepCollective, step_collectives
+from tuner.cost.time.collectives import Op, step_collectives
 from tuner.cost.time.communication import link_seconds
 from tuner.cost.time.step import step_time
 from tuner.model import load_model, read_model_config
@@ -23,7 +23,7 @@ TORCH = framework("torch", {"torch": "2.13.0", "transformers": "5.23.0", "accele
 CLUSTER = parse_cluster("8xh100-80gb")
 
 
-def workload(tokens: int, batch: int, **more: object) -> Workload:
+def workload(tokens, batch, **more):
     config = load_model("llama-3.1-8b").as_config() | {"max_position_embeddings": 2**20}
     return Workload(
         model=read_model_config(config, name="llama"), sequence_length=tokens,
@@ -31,13 +31,13 @@ def workload(tokens: int, batch: int, **more: object) -> Workload:
     )  # fmt: skip
 
 
-def settings(ranks: int, more: str = ""):
+def settings(ranks, more=""):
     return parse_settings(
         f"sharding=full_shard,cp_size={ranks},activation_checkpointing=full{more}"
     )
 
 
-def test_published_runs_are_within_the_intervals_and_alike_in_memory() -> None:
+def test_published_runs_are_within_the_intervals_and_alike_in_memory():
     """The ratios of :data:`RING_NOTE`. Memory does not grow with the sequence, published or not:
     its peak is where logits are, which a rank has of its part."""
     gpu = replace(CLUSTER.gpu, name="h100-96gb", memory_bytes=95 * 2**30, memory_bytes_per_s=2.4e12)
@@ -58,7 +58,7 @@ def test_published_runs_are_within_the_intervals_and_alike_in_memory() -> None:
     assert max(memory) / min(memory) < 1.01
 
 
-def test_a_rank_holds_what_one_with_its_part_holds_and_the_ring() -> None:
+def test_a_rank_holds_what_one_with_its_part_holds_and_the_ring():
     """A shard of all ranks, activations of a part; beside it the ring alone, in these phases."""
     many = parse_cluster("4x8xh100-80gb")
     whole = predict(workload(2**18, 32), many, TORCH, settings(32, ",fused_loss=true"))
@@ -71,7 +71,7 @@ def test_a_rank_holds_what_one_with_its_part_holds_and_the_ring() -> None:
     assert whole.by_phase["optimizer"] == part.by_phase["optimizer"]
 
 
-def test_attention_meets_all_keys_whatever_the_ranks() -> None:
+def test_attention_meets_all_keys_whatever_the_ranks():
     """As many tokens a second where links and merging take next to nothing, for the work is one."""
     work = workload(2**18, 8)
     each = []
@@ -85,10 +85,10 @@ def test_attention_meets_all_keys_whatever_the_ranks() -> None:
     assert each[-1] < 1.1 * each[0]
 
 
-def test_rings_between_nodes_send_by_one_port() -> None:
+def test_rings_between_nodes_send_by_one_port():
     costs = default_costs()
 
-    def seconds(cluster: Cluster, op: Op) -> float:
+    def seconds(cluster, op):
         sizes = axis_sizes(settings(16), cluster)
         work = workload(65536, 1).part(16)
         ours = [c for c in step_collectives(work, settings(16), cluster) if c.axis is Axis.CP]
@@ -102,8 +102,8 @@ def test_rings_between_nodes_send_by_one_port() -> None:
     assert communicator_count(settings(16), one) == 1  # all ranks are one ring
 
 
-def test_a_ring_counts_in_every_pass() -> None:
-    def of_ring(more: str) -> dict[tuple[str, str], StepCollective]:
+def test_a_ring_counts_in_every_pass():
+    def of_ring(more):
         found = step_collectives(workload(1024, 8), settings(2, more), CLUSTER)
         return {(c.op, c.phase): c for c in found if c.axis is Axis.CP}
 

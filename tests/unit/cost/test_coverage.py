@@ -14,7 +14,7 @@ SIXTY_FOUR = parse_cluster("8x8xh100-80gb")
 OLD = {"accelerate": "0.28.0", "transformers": "4.38.0", "torch": "2.2.0"}
 
 
-def workload(model: str = "llama-3.1-8b", **more: str) -> Workload:
+def workload(model="llama-3.1-8b", **more):
     return Workload(
         model=read(model),
         sequence_length=1024,
@@ -24,7 +24,7 @@ def workload(model: str = "llama-3.1-8b", **more: str) -> Workload:
     )
 
 
-def test_nanotron_is_covered_where_it_was_fitted() -> None:
+def test_nanotron_is_covered_where_it_was_fitted():
     for asked, word in [
         (workload("mixtral-8x7b"), "mixtral"),
         (workload("gpt2"), "gpt2"),
@@ -42,7 +42,7 @@ def test_nanotron_is_covered_where_it_was_fitted() -> None:
 FULL = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=1)
 
 
-def test_experts_that_fsdp1_would_not_pad_are_not_covered() -> None:
+def test_experts_that_fsdp1_would_not_pad_are_not_covered():
     mixtral, old = workload("mixtral-8x7b"), framework("accelerate", OLD)
     assert "FSDP1" in uncovered_settings(mixtral, old, SIXTY_FOUR, FULL)
     assert uncovered_settings(mixtral, old, EIGHT, FULL) == ""  # one expert for each rank
@@ -50,7 +50,7 @@ def test_experts_that_fsdp1_would_not_pad_are_not_covered() -> None:
     assert uncovered_settings(workload(), old, SIXTY_FOUR, FULL) == ""
 
 
-def test_experts_that_are_not_packed_are_not_covered() -> None:
+def test_experts_that_are_not_packed_are_not_covered():
     mixtral = workload("mixtral-8x7b")
     stated = {"accelerate": "1.7.0", "torch": "2.7.0"}
     apart = framework("accelerate", {**stated, "transformers": "4.57.6"})

@@ -34,30 +34,28 @@ CASES = [
 ]
 
 
-def at_links_of(bytes_per_s: float | None) -> Rates:
+def at_links_of(bytes_per_s):
     link = Link() if bytes_per_s is None else Link(bytes_per_s=bytes_per_s, latency_s=0.0)
     return Rates(cluster=replace(CLUSTER, intra_node=link), costs=default_costs(), at="then")
 
 
-def test_steps_take_their_computing_and_what_they_wait_for() -> None:
+def test_steps_take_their_computing_and_what_they_wait_for():
     found = priced(ALONE, SETTINGS, at_links_of(1e11))
-    assert found.emulation is not None
     waits_s = found.emulation.exposed_s[1].value_s
     assert waits_s > 1e9 * 7 / 8 / 1e11
     assert found.step_times_s == {1: (0.3 + waits_s, 0.4 + waits_s)}
     assert found.emulation.priced_at == "then"
 
 
-def test_without_the_rate_of_a_link_there_are_no_step_times() -> None:
+def test_without_the_rate_of_a_link_there_are_no_step_times():
     once = priced(ALONE, SETTINGS, at_links_of(1e11))
     found = priced(once, SETTINGS, at_links_of(None))
     assert found.step_times_s == {}
-    assert found.emulation is not None
     assert "link within a node" in found.emulation.unpriced
     assert priced(found, SETTINGS, at_links_of(1e11)) == once
 
 
-def test_rates_are_the_catalogues_or_the_calibrations() -> None:
+def test_rates_are_the_catalogues_or_the_calibrations():
     plain = rates_of(None, Precision.BF16, CLUSTER)
     assert (plain.cluster, plain.costs, plain.at) == (CLUSTER, default_costs(), "")
     calibration = calibration_of(CASES, CLUSTER)

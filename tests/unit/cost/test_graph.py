@@ -1,17 +1,15 @@
-from collections.abc import Sequence
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.cost.memory.graph import Event, EventKind, Graph, Program
+from tuner.cost.memory.graph import EventKind, Graph
 
 
-def net(events: Sequence[Event], *kinds: EventKind) -> float:
+def net(events, *kinds):
     return sum(size for kind, size in events if kind in kinds)
 
 
-def highest(events: Sequence[Event], start: float = 0.0) -> float:
+def highest(events, start=0.0):
     top = level = start
     for kind, size in events:
         level += size if kind in (EventKind.KEPT, EventKind.PASSING) else 0.0
@@ -19,7 +17,7 @@ def highest(events: Sequence[Event], start: float = 0.0) -> float:
     return top
 
 
-def linear_then_square(*, casts: bool = False, keeps: bool = True) -> Program:
+def linear_then_square(*, casts=False, keeps=True):
     """out = square(linear(x)) + x, of 8, 4 and 8 bytes; the linear has 10 weights."""
     graph = Graph(8, casts_weights=casts, keeps_casts=keeps)
     inner = graph.op(4, 0, saves=(0,), weight=10)
@@ -27,7 +25,7 @@ def linear_then_square(*, casts: bool = False, keeps: bool = True) -> Program:
     return graph.compile(graph.op(8, squared, 0, passes=True))
 
 
-def test_forward_keeps_what_is_saved() -> None:
+def test_forward_keeps_what_is_saved():
     program = linear_then_square()
     assert program.kept_bytes == 8 + 4
     assert program.saves_input
@@ -37,7 +35,7 @@ def test_forward_keeps_what_is_saved() -> None:
     assert program.weight_elements == 10
 
 
-def test_backward_frees_all_and_leaves_one_gradient() -> None:
+def test_backward_frees_all_and_leaves_one_gradient():
     program = linear_then_square()
     assert net(program.backward, EventKind.KEPT) == -12
     assert net(program.backward, EventKind.PASSING) == 0
@@ -53,9 +51,7 @@ def test_backward_frees_all_and_leaves_one_gradient() -> None:
     residual=st.booleans(),
 )
 @settings(max_examples=examples(100))
-def test_what_forward_keeps_backward_frees(
-    sizes: list[int], saved: list[bool], residual: bool
-) -> None:
+def test_what_forward_keeps_backward_frees(sizes, saved, residual):
     graph, x = Graph(7), 0
     for size, keep in zip(sizes, saved, strict=False):
         x = graph.op(size, x, saves=(x,) if keep else (), backward_work=3)
@@ -70,8 +66,8 @@ def test_what_forward_keeps_backward_frees(
     assert highest(program.forward) >= program.kept_bytes - 7
 
 
-def test_locals_live_until_their_function_returns() -> None:
-    def program(*, held: bool) -> Program:
+def test_locals_live_until_their_function_returns():
+    def program(*, held):
         graph = Graph(4)
         first = graph.op(8, 0)
         last = graph.op(4, graph.op(2, first))

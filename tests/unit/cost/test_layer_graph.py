@@ -1,11 +1,9 @@
-from typing import Any
-
 import pytest
 
 from tuner.catalog.models import names
 from tuner.core.cluster import Device
 from tuner.cost.memory.attention import Attention
-from tuner.cost.memory.graph import EventKind, Program
+from tuner.cost.memory.graph import EventKind
 from tuner.cost.memory.layers import LayerKey, layer_program
 from tuner.cost.memory.shards import model_units
 from tuner.cost.memory.tensors import model_tensors
@@ -27,7 +25,7 @@ NEVER_SPLIT = ("gpt2", "gpt_bigcode", "gpt_neox", "mpt")
 FUSED = Attention()
 
 
-def layer(config: dict[str, Any] = LLAMA, *, sparse: bool = False, **fields: Any) -> Program:
+def layer(config=LLAMA, *, sparse=False, **fields):
     key = {
         "model": read_model_config(config, name="model"),
         "sequence_length": TOKENS,
@@ -41,11 +39,11 @@ def layer(config: dict[str, Any] = LLAMA, *, sparse: bool = False, **fields: Any
     return layer_program(LayerKey(**{**key, **fields}), sparse=sparse, sliding=False)
 
 
-def per_token(program: Program) -> float:
+def per_token(program):
     return program.kept_bytes / TOKENS
 
 
-def test_what_a_llama_layer_keeps() -> None:
+def test_what_a_llama_layer_keeps():
     norms = 2 * ((4 + 2 + 2) * 64 + 4)  # input in fp32, its size, normed, weighed: of two norms
     attention = 2 * (64 + 16 + 16 + 64) + 4 * 8  # q, k, v, output; one fp32 per head
     mlp = 4 * 2 * 256  # gate, up, activated gate, product
@@ -56,7 +54,7 @@ def test_what_a_llama_layer_keeps() -> None:
     assert program.weight_elements == weights
 
 
-def test_weights_are_those_of_the_model() -> None:
+def test_weights_are_those_of_the_model():
     for name in {read(one).model_type: one for one in names()}.values():
         for tp_size in [1, 2]:
             model = read(name)
@@ -75,7 +73,7 @@ def test_weights_are_those_of_the_model() -> None:
                 )
 
 
-def test_tensor_parallelism_keeps_gathered_inputs_or_shards() -> None:
+def test_tensor_parallelism_keeps_gathered_inputs_or_shards():
     kept, again = layer(tp=2), layer(tp=2, recompute=True)
     assert per_token(kept) - per_token(again) == 2 * 2 * (64 - 32)
     assert per_token(again) == per_token(layer()) / 2
@@ -86,7 +84,7 @@ def test_tensor_parallelism_keeps_gathered_inputs_or_shards() -> None:
     assert work[0] < work[1]
 
 
-def test_each_token_goes_to_its_experts() -> None:
+def test_each_token_goes_to_its_experts():
     config = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     program = layer(config, sparse=True)
     experts = 4 * 3 * 64 * 256

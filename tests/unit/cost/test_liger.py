@@ -5,14 +5,11 @@ the weight's gradient by copies: tensors that a Llama of one layer with a hidden
 its last norm to the loss, beyond those of the probe program's chunked loss.
 """
 
-from typing import Any
-
 import pytest
 
-from tuner.client.cases import Case, read_case
-from tuner.core.evaluation import Evaluation
-from tuner.cost.liger import more_bytes, parts_of
+from tuner.client.cases import read_case
 from tuner.cost.prediction import LIGER_NOTE, predict
+from tuner.cost.script import more_bytes, parts_of
 from tuner.errors import UsageError
 
 LLAMA = {
@@ -23,14 +20,14 @@ STACK = {"accelerate": "1.15.0", "torch": "2.13.0", "transformers": "5.23.0"}
 
 
 def case_of(
-    liger: str,
+    liger,
     *,
-    precision: str = "bf16",
-    model: object = "llama-3.1-8b",
-    sequence_length: int = 4096,
-    sharding: str = "full_shard",
-    **more: Any,
-) -> Case:
+    precision="bf16",
+    model="llama-3.1-8b",
+    sequence_length=4096,
+    sharding="full_shard",
+    **more,
+):
     """A case of the Trainer with this release of liger-kernel, or with what is given."""
     settings = {"sharding": sharding, "micro_batch_size": 1, "fused_loss": True}
     workload = {"model": model, "sequence_length": sequence_length, "global_batch_size": 8}
@@ -50,9 +47,7 @@ def case_of(
         (8000, 300, "bf16_mixed", 1_725_596),
     ],
 )
-def test_its_bytes_are_those_that_its_kernels_allocate(
-    vocabulary: int, tokens: int, precision: str, counted: int
-) -> None:
+def test_its_bytes_are_those_that_its_kernels_allocate(vocabulary, tokens, precision, counted):
     case = case_of(
         "0.8.0",
         model={**LLAMA, "vocab_size": vocabulary},
@@ -66,14 +61,14 @@ def test_its_bytes_are_those_that_its_kernels_allocate(
     assert found == pytest.approx(counted, abs=logits / 200 * 8)
 
 
-def predicted(liger: str, **more: Any) -> Evaluation:
+def predicted(liger, **more):
     case = case_of(liger, **more)
     question = case.question
     parts = question.workload, question.cluster, question.framework, case.settings
     return predict(*parts, script=case.script)
 
 
-def test_releases_that_copy_the_heads_gradient_need_that_much_more() -> None:
+def test_releases_that_copy_the_heads_gradient_need_that_much_more():
     """Of 128,256 x 4096 elements: a product in bf16, and a copy in fp32."""
     old, new = predicted("0.8.2"), predicted("0.8.5")
     assert old.by_phase["loss"] - new.by_phase["loss"] == 6 * 128256 * 4096
@@ -81,7 +76,7 @@ def test_releases_that_copy_the_heads_gradient_need_that_much_more() -> None:
     assert LIGER_NOTE in new.notes
 
 
-def test_its_bytes_are_said_to_be_arithmetic_and_widen_the_interval_without_rates_too() -> None:
+def test_its_bytes_are_said_to_be_arithmetic_and_widen_the_interval_without_rates_too():
     mine = {"nodes": 1, "gpus_per_node": 8, "gpu": {"name": "mine", "memory_bytes": 2**37}}
     found = predicted("0.8.2", cluster=mine, sequence_length=32768)
     assert found.step_time_s.value is None
@@ -96,7 +91,7 @@ def test_its_bytes_are_said_to_be_arithmetic_and_widen_the_interval_without_rate
     assert width > usual
 
 
-def test_a_case_says_what_fuses_its_loss() -> None:
+def test_a_case_says_what_fuses_its_loss():
     """As the Trainer's own, and apart from the chunked one: it has 32 parts, not 8."""
     trainer, torch = predicted("0.8.5"), {"framework": {"name": "torch", "versions": STACK}}
     chunked, liger = (
@@ -126,9 +121,9 @@ TP_2 = {"sharding": "full_shard", "micro_batch_size": 1, "fused_loss": True, "tp
         ({"framework": {"name": "trainer", "versions": OLD}}, "transformers 4.40.0 cannot be told"),
     ],
 )  # fmt: skip
-def test_a_case_names_ligers_kernels_only_where_they_run(more: dict[str, Any], said: str) -> None:
+def test_a_case_names_ligers_kernels_only_where_they_run(more, said):
     """By what they are, whatever framework the case is of."""
-    given: dict[str, Any] = {"framework": {"name": "torch", "versions": STACK}, **more}
+    given = {"framework": {"name": "torch", "versions": STACK}, **more}
     with pytest.raises(UsageError, match=r"script\.loss_kernel") as caught:
         case_of("", **given, script={"loss_kernel": "liger"})
     assert said in str(caught.value)

@@ -11,11 +11,11 @@ ONE, NODE = Group(ranks=1, ranks_per_node=1), Group(ranks=8, ranks_per_node=8)
 ALL, REPLICAS = Group(ranks=32, ranks_per_node=8), Group(ranks=4, ranks_per_node=1)
 
 
-def ring(size_bytes: float, group: Group, count: int = 1, *, twice: bool = False) -> float:
+def ring(size_bytes, group, count=1, *, twice=False):
     return ring_s(size_bytes, count, group, CLUSTER, COSTS, twice=twice)
 
 
-def test_bytes_and_latencies_of_rings() -> None:
+def test_bytes_and_latencies_of_rings():
     assert ring(1e9, ONE) == ring(1e9, NODE, count=0) == 0
     once = ring(1e9, NODE)
     assert ring(1e9, NODE, twice=True) == pytest.approx(2 * once - COSTS.time.collective_s)
@@ -26,12 +26,12 @@ def test_bytes_and_latencies_of_rings() -> None:
     assert ring(0, ALL) == pytest.approx(between)
 
 
-def test_a_group_over_nodes_has_the_ports_of_its_ranks() -> None:
+def test_a_group_over_nodes_has_the_ports_of_its_ranks():
     """A rank alone on its node has one port; eight of a node share eight."""
     assert ring(1e9, NODE) < ring(1e9, ALL) < ring(1e9, REPLICAS)
 
 
-def test_who_is_on_an_axis() -> None:
+def test_who_is_on_an_axis():
     for text, axis, group in [
         ("tp_size=8,sharding=full_shard", Axis.TP, NODE),
         ("tp_size=8,sharding=full_shard", Axis.DP_SHARD, REPLICAS),
@@ -45,7 +45,7 @@ def test_who_is_on_an_axis() -> None:
         assert all(found.ranks > 1 for found in used_groups(sizes, CLUSTER))
 
 
-def test_ranks_of_each_axis() -> None:
+def test_ranks_of_each_axis():
     for text, sizes in [
         ("sharding=ddp", Sizes(tp=1, shard=1, replicate=1, dp=32)),
         ("sharding=zero1,tp_size=2,pp_size=4", Sizes(tp=2, shard=1, replicate=1, dp=4)),

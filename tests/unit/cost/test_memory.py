@@ -1,7 +1,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,15 +8,15 @@ from hypothesis import strategies as st
 
 from tests.profiles import examples
 from tuner.core.adapter import Adapter, AdapterMethod
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding, parse_settings
 from tuner.core.measurement import Category, Phase
 from tuner.core.packing import Packing
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, TensorParallel, Workload
-from tuner.cost.memory.step import StepMemory, memory_bound, step_memory
+from tuner.cost.memory.step import memory_bound, step_memory
 from tuner.cost.memory.tensors import counts
-from tuner.model import ModelConfig, read_model_config
 from tuner.model import published_model as read
+from tuner.model import read_model_config
 
 GIB = 2**30
 
@@ -36,26 +35,21 @@ MIXTRAL_OF_4_LAYERS = {"model_type": "mixtral", "num_hidden_layers": 4}
 DRY_RUNS = json.loads(Path(__file__).with_name("dry_runs.json").read_text(encoding="utf-8"))["rows"]
 
 
-def model(config: dict[str, object]) -> ModelConfig:
+def model(config):
     return read_model_config(config, name="model")
 
 
 COUNT = counts(model(CODELLAMA_34B)).parameters
 
 
-def memory(
-    text: str,
-    cluster: str = "8xa100-80gb",
-    config: dict[str, object] = CODELLAMA_34B,
-    **workload: Any,
-) -> StepMemory:
+def memory(text, cluster="8xa100-80gb", config=CODELLAMA_34B, **workload):
     fields = {"sequence_length": 4096, "global_batch_size": 64, **workload}
     return step_memory(
         Workload(model=model(config), **fields), parse_settings(text), parse_cluster(cluster)
     )
 
 
-def held(found: StepMemory, category: Category, phase: Phase | None = None) -> float:
+def held(found, category, phase=None):
     peak = max(found.by_phase, key=lambda one: found.by_phase[one])
     return found.breakdown(phase or peak).get(category, 0.0)
 
@@ -63,14 +57,14 @@ def held(found: StepMemory, category: Category, phase: Phase | None = None) -> f
 # ------------------------------------------------------------------------------- dry runs
 
 
-def shallow(name: str, layers: int) -> ModelConfig:
+def shallow(name, layers):
     config = read(name).as_config() | {"num_hidden_layers": layers}
     if config.get("layer_types"):
         config["layer_types"] = config["layer_types"][:layers]
     return read_model_config(config, name=name)
 
 
-def of_dry_run(row: dict[str, Any]) -> StepMemory:
+def of_dry_run(row):
     one = Settings.from_dict(row["settings"])
     workload = Workload(
         model=shallow(row["model"], row["layers"]),
@@ -87,7 +81,7 @@ def of_dry_run(row: dict[str, Any]) -> StepMemory:
     return step_memory(workload, one, cluster_of(row))
 
 
-def cluster_of(row: dict[str, Any]) -> Cluster:
+def cluster_of(row):
     nodes = max(1, row["ranks"] // 8)
     kind = "h100-80gb" if row["device"] == "cuda" else "cpu"
     return parse_cluster(f"{nodes}x{row['ranks'] // nodes}x{kind}")
@@ -103,7 +97,7 @@ LARGEST_ERROR = {
 """Of a phase's peak, as a share: what is seen, rounded up."""
 
 
-def test_arithmetic_agrees_with_dry_runs() -> None:
+def test_arithmetic_agrees_with_dry_runs():
     for row in DRY_RUNS:
         found, told = of_dry_run(row), row["by_phase"]
         assert found.total_bytes == pytest.approx(max(told.values()), rel=0.003)
@@ -117,10 +111,10 @@ def test_arithmetic_agrees_with_dry_runs() -> None:
             assert held(found, category) == near
 
 
-def test_an_adapter_leaves_the_model_without_gradients_and_state() -> None:
+def test_an_adapter_leaves_the_model_without_gradients_and_state():
     """Only the adapter has them, so that putting off synchronization costs next to nothing."""
     text = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=4"
-    workload: dict[str, Any] = {"precision": Precision.BF16_MIXED, "adapter": Adapter(rank=16)}
+    workload = {"precision": Precision.BF16_MIXED, "adapter": Adapter(rank=16)}
     found, put_off = (
         memory(f"{text},sync_each_batch={on}", **workload) for on in ("true", "false")
     )
@@ -133,9 +127,9 @@ def test_an_adapter_leaves_the_model_without_gradients_and_state() -> None:
     assert full.total_bytes > found.total_bytes + 10 * COUNT / 8  # fp32: weights more, two moments
 
 
-def test_quantized_weights_take_half_a_byte_in_whatever_they_are_packed() -> None:
+def test_quantized_weights_take_half_a_byte_in_whatever_they_are_packed():
     """The format is the precision's own, and nothing that a workload keeps."""
-    sizes: dict[str, Any] = {"sequence_length": 512, "global_batch_size": 8}
+    sizes = {"sequence_length": 512, "global_batch_size": 8}
     adapter = Adapter(method=AdapterMethod.QLORA)
     narrow = Workload(model=read("mistral-7b-v0.1"), adapter=adapter, **sizes)
     wide = replace(narrow, precision=Precision.FP32, reduce_dtype=ReduceDtype.FP32)
@@ -148,14 +142,14 @@ def test_quantized_weights_take_half_a_byte_in_whatever_they_are_packed() -> Non
         assert found == pytest.approx(layers / 2 + scales + width * (ends + trained), rel=1e-3)
 
 
-def test_packed_experts_are_padded_where_ranks_outnumber_them() -> None:
+def test_packed_experts_are_padded_where_ranks_outnumber_them():
     for nodes, peak_gib in [(1, 16.6), (2, 24.4), (8, 71.5), (64, 513)]:
         text = "sharding=full_shard,activation_checkpointing=full"
         found = memory(text, f"{nodes}x8xh100-80gb", MIXTRAL_OF_4_LAYERS)
         assert found.total_bytes / GIB == pytest.approx(peak_gib, rel=0.004)
 
 
-def test_locals_of_a_checkpointed_forward() -> None:
+def test_locals_of_a_checkpointed_forward():
     """Dry runs of whole models: fp32 scores and experts' gates outlive their last use."""
     for name, text, tokens, gib in [
         ("gemma-2-2b", "sharding=full_shard,micro_batch_size=2", 8192, 15.87),
@@ -170,7 +164,7 @@ def test_locals_of_a_checkpointed_forward() -> None:
 # ------------------------------------------------------------------------------- by hand
 
 
-def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
+def test_gradients_that_wait_are_whole_and_in_the_reduction_format():
     text = "sharding=full_shard,gradient_accumulation_steps=2,sync_each_batch=false"
     waits = Category.GRADIENTS_UNSHARDED
     for fields, each in (
@@ -185,7 +179,7 @@ def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
     assert held(once, waits, Phase.LOSS) == 0
 
 
-def test_the_optimizers_step() -> None:
+def test_the_optimizers_step():
     for optimizer, bytes_each, copies, of_one in [
         (Optimizer.ADAMW, 4, 1, 0),
         (Optimizer.ADAMW_FUSED, 4, 0, 0),
@@ -200,7 +194,7 @@ def test_the_optimizers_step() -> None:
         assert found.by_phase[Phase.OPTIMIZER] == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_window_brings_masks_that_every_layer_keeps() -> None:
+def test_a_window_brings_masks_that_every_layer_keeps():
     config = read("mistral-7b-v0.1").as_config()
     free = {**config, "sliding_window": None}
     text = "sharding=full_shard"
@@ -214,7 +208,7 @@ def test_a_window_brings_masks_that_every_layer_keeps() -> None:
     assert short.total_bytes == memory(text, config=free, sequence_length=2048).total_bytes
 
 
-def test_the_floor_is_what_must_be_there_between_micro_batches() -> None:
+def test_the_floor_is_what_must_be_there_between_micro_batches():
     cluster = parse_cluster("8xa100-80gb")
     workload = Workload(
         model=model(CODELLAMA_34B), sequence_length=16384, global_batch_size=64
@@ -246,16 +240,8 @@ def test_the_floor_is_what_must_be_there_between_micro_batches() -> None:
 )
 @settings(max_examples=examples(150))
 def test_a_larger_micro_batch_never_needs_less_and_the_floor_stays_below(
-    micro: int,
-    more: int,
-    accumulation: int,
-    sharding: Sharding,
-    tp: int,
-    sync: bool,
-    checkpointing: Checkpointing,
-    precision: Precision,
-    config: dict[str, object],
-) -> None:
+    micro, more, accumulation, sharding, tp, sync, checkpointing, precision, config
+):
     workload = Workload(
         model=model(config), sequence_length=512, global_batch_size=64, precision=precision
     )

@@ -1,6 +1,4 @@
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +7,12 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, parse_settings
-from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, FrameworkName, framework
-from tuner.core.measurement import Basis
+from tuner.core.measurement import Basis, Category
 from tuner.core.workload import Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES
-from tuner.cost.memory.pipeline import refused, stage_memory
+from tuner.cost.pipeline import refused, stage_memory
 from tuner.cost.prediction import Peak, predict
 from tuner.cost.script import Script
 from tuner.model import published_model as read
@@ -26,29 +23,25 @@ NANOTRON = Framework(name=FrameworkName.NANOTRON)
 TORCH = Framework(name=FrameworkName.TORCH)
 
 
-def workload(model: str = "llama-3.1-8b", sequence_length: int = 4096) -> Workload:
+def workload(model="llama-3.1-8b", sequence_length=4096):
     return Workload(model=read(model), sequence_length=sequence_length, global_batch_size=256)
 
 
 def predicted(
-    text: str,
-    cluster: str = "8xh100-80gb",
-    framework: Framework = NANOTRON,
-    model: str = "llama-3.1-8b",
-    sequence_length: int = 4096,
-) -> Evaluation:
+    text, cluster="8xh100-80gb", framework=NANOTRON, model="llama-3.1-8b", sequence_length=4096
+):
     return predict(
         workload(model, sequence_length), parse_cluster(cluster), framework, parse_settings(text)
     )
 
 
-def value(prediction: Evaluation, name: str) -> float:
+def value(prediction, name):
     found = getattr(prediction, name).value
     assert found is not None
     return float(found)
 
 
-def test_what_nanotron_cannot_run_is_refused() -> None:
+def test_what_nanotron_cannot_run_is_refused():
     short = parse_settings("pp_size=8,gradient_accumulation_steps=4")
     assert "micro-batches" in refused(workload(), short)
     empty = parse_settings("pp_size=32,gradient_accumulation_steps=64")
@@ -58,7 +51,7 @@ def test_what_nanotron_cannot_run_is_refused() -> None:
     assert found.why
 
 
-def test_known_peaks_of_34b_parameters() -> None:
+def test_known_peaks_of_34b_parameters():
     for sync, peak_gib in [("true", 39.3), ("false", 92.0)]:
         text = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=2"
         found = predicted(
@@ -82,16 +75,16 @@ STATED = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
 class FakeProfile:
-    def __init__(self) -> None:
-        self.versions: Mapping[str, str] = RUN
-        self.asked: list[tuple[int, int]] = []
+    def __init__(self):
+        self.versions = RUN
+        self.asked = []
 
-    def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
+    def peak(self, micro_batch_size, accumulation):
         self.asked.append((micro_batch_size, accumulation))
         return PEAK
 
 
-def with_profile(of: Framework = TORCH, sharding: str = "full_shard", **more: Any) -> Evaluation:
+def with_profile(of=TORCH, sharding="full_shard", **more):
     text = f"sharding={sharding},micro_batch_size=3,gradient_accumulation_steps=5"
     profile = FakeProfile()
     found = predict(
@@ -101,7 +94,7 @@ def with_profile(of: Framework = TORCH, sharding: str = "full_shard", **more: An
     return found
 
 
-def test_what_a_script_keeps_counts_in_its_phase() -> None:
+def test_what_a_script_keeps_counts_in_its_phase():
     """Keys and values of all layers, and logits, of the step before."""
     plain, kept = with_profile(), with_profile(script=Script(use_cache=True, keeps_outputs=True))
     tokens = 3 * 4096
@@ -113,14 +106,14 @@ def test_what_a_script_keeps_counts_in_its_phase() -> None:
     assert sum(kept.breakdown.values()) == pytest.approx(max(kept.by_phase.values()))
 
 
-def width(prediction: Evaluation) -> float:
+def width(prediction):
     """How far below the value the interval of the tensors' memory begins, as a share."""
     assert prediction.allocated_bytes.low is not None
     low = prediction.allocated_bytes.low - 2 * WORKSPACE_BYTES
     return 1 - low / (value(prediction, "allocated_bytes") - 2 * HOPPER_WORKSPACE_BYTES)
 
 
-def test_a_dry_run_of_another_release_is_no_surer_than_arithmetic() -> None:
+def test_a_dry_run_of_another_release_is_no_surer_than_arithmetic():
     for sharding in ["full_shard", "ddp"]:
         for package in sorted(STATED):
             figures = default_costs().memory
@@ -133,7 +126,7 @@ def test_a_dry_run_of_another_release_is_no_surer_than_arithmetic() -> None:
             assert other.allocated_bytes.value == ran.allocated_bytes.value
 
 
-def test_a_limit_within_the_interval_of_the_need_is_told() -> None:
+def test_a_limit_within_the_interval_of_the_need_is_told():
     needed = with_profile().needed_bytes
     assert needed.low is not None
     assert needed.high is not None
@@ -156,8 +149,8 @@ def test_a_limit_within_the_interval_of_the_need_is_told() -> None:
 )
 @settings(max_examples=examples(100))
 def test_larger_micro_batches_need_more_memory_and_time(
-    framework: Framework, sharding: str, tp: int, pp: int, micro: int, steps: int, model: str
-) -> None:
+    framework, sharding, tp, pp, micro, steps, model
+):
     nanotron = framework is NANOTRON
     one = Settings.from_dict(
         {
@@ -177,11 +170,11 @@ def test_larger_micro_batches_need_more_memory_and_time(
     assert small.fits or not large.fits
 
 
-def test_the_last_stage_has_one_micro_batch_in_flight() -> None:
+def test_the_last_stage_has_one_micro_batch_in_flight():
     text = "pp_size=4,gradient_accumulation_steps=32"
     first, last = (
         stage_memory(workload(), parse_settings(text), EIGHT, default_costs(), index)
         for index in (0, 3)
     )
-    assert first.activations_bytes > 3 * last.activations_bytes
-    assert first.logits_bytes == 0 < last.logits_bytes
+    assert first.held[Category.ACTIVATIONS] > 3 * last.held[Category.ACTIVATIONS]
+    assert first.held[Category.LOGITS_AND_LOSS] == 0 < last.held[Category.LOGITS_AND_LOSS]

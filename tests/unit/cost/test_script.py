@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.configuration import Settings, parse_settings
+from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Loss, Precision, Workload
@@ -19,23 +19,18 @@ GIB = 2**30
 CHECKPOINTED = "sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"
 
 
-def stack(transformers: str) -> Framework:
+def stack(transformers):
     versions = {"accelerate": "0.24.0", "torch": "2.1.0", "transformers": transformers}
     return Framework(name=FrameworkName.ACCELERATE, versions=versions)
 
 
-def llama(precision: Precision = Precision.BF16_MIXED) -> Workload:
+def llama(precision=Precision.BF16_MIXED):
     return Workload(
         model=read("llama-2-7b"), sequence_length=4096, global_batch_size=32, precision=precision
     )
 
 
-def extra_gib(
-    script: Script,
-    transformers: str = "4.38.2",
-    settings: Settings | None = None,
-    precision: Precision = Precision.BF16_MIXED,
-) -> dict[Phase, float]:
+def extra_gib(script, transformers="4.38.2", settings=None, precision=Precision.BF16_MIXED):
     candidate = parse_settings(CHECKPOINTED) if settings is None else settings
     found = script_bytes(
         llama(precision), candidate, candidate.tp_size, stack(transformers), script
@@ -48,7 +43,7 @@ STEP_GIB = {Phase.LOSS: 20.573, Phase.BACKWARD: 20.950, Phase.OPTIMIZER: 15.877}
 """Peaks of the step of a script that keeps nothing."""
 
 
-def test_each_phase_grows_as_in_the_step_that_was_run() -> None:
+def test_each_phase_grows_as_in_the_step_that_was_run():
     for script, peaks_gib in [
         (Script(use_cache=True), (28.573, 20.950, 15.877)),
         (Script(keeps_outputs=True), (22.526, 22.903, 17.830)),
@@ -60,7 +55,7 @@ def test_each_phase_grows_as_in_the_step_that_was_run() -> None:
             assert kept[phase] - plain[phase] == pytest.approx(grown - peak, abs=0.002)
 
 
-def test_a_root_unit_keeps_the_embedding_gathered() -> None:
+def test_a_root_unit_keeps_the_embedding_gathered():
     for settings, phase, gib in [
         (None, Phase.BACKWARD, 0.244),  # 32,000 x 4,096 in bf16
         (None, Phase.OPTIMIZER, 0.0),
@@ -70,7 +65,7 @@ def test_a_root_unit_keeps_the_embedding_gathered() -> None:
         assert more[phase] - plain[phase] == pytest.approx(gib, abs=0.001)
 
 
-def test_before_accelerate_1_14_embedding_and_head_are_the_roots() -> None:
+def test_before_accelerate_1_14_embedding_and_head_are_the_roots():
     """As counted on two ranks: in backward both stay gathered, and the head's gradient waits."""
     both, own = "sharding=full_shard", "sharding=shard_grad_op"
     late = "gradient_accumulation_steps=2,sync_each_batch=false"
@@ -88,7 +83,7 @@ def test_before_accelerate_1_14_embedding_and_head_are_the_roots() -> None:
         assert sum(sizes) == matrices * 2 * 32000 * 4096, (accelerate, text)
 
 
-def test_old_losses_copy_logits() -> None:
+def test_old_losses_copy_logits():
     logits_gib = 4 * 4096 * 32000 / GIB
     assert extra_gib(Script(), "4.48.3")[Phase.LOSS] == pytest.approx(4 * logits_gib)
     assert extra_gib(Script(), "4.45.2")[Phase.LOSS] == pytest.approx(2 * logits_gib)
@@ -99,7 +94,7 @@ def test_old_losses_copy_logits() -> None:
     assert not any(size for sizes in found.values() for size in sizes.values())
 
 
-def test_parts_of_layers_that_are_checkpointed_keep_their_inputs() -> None:
+def test_parts_of_layers_that_are_checkpointed_keep_their_inputs():
     """Three more tensors of sequence x hidden size per layer; none up to 1.7 and from 1.15 on."""
     script, settings = Script(fsdp_checkpointing=True), parse_settings(CHECKPOINTED)
     for accelerate, kept in (("1.7.0", 0), ("1.8.0", 3), ("1.14.0", 3), ("1.15.0", 0)):
@@ -111,9 +106,7 @@ def test_parts_of_layers_that_are_checkpointed_keep_their_inputs() -> None:
         assert sum(found[Phase.OPTIMIZER].values()) == 0
 
 
-def test_releases_that_lay_queries_out_anew_keep_heads_twice_where_nothing_is_checkpointed() -> (
-    None
-):
+def test_releases_that_lay_queries_out_anew_keep_heads_twice_where_nothing_is_checkpointed():
     each = 32 * 4 * 4096 * 4096 * 2  # 32 layers, 4 sequences of 4,096, 4,096 channels in bf16
     for transformers, how, precision, kept in [
         ("4.47.1", "none", Precision.BF16, 0),

@@ -4,7 +4,7 @@ import pytest
 
 from tuner.catalog.gpus import matmul_share
 from tuner.core.adapter import Adapter
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Optimizer, Precision, Workload
@@ -17,17 +17,17 @@ from tuner.model import published_model as read
 H100, NODES, PCIE = "8xh100-80gb", "4x8xh100-80gb", "4x8xa100-80gb-pcie"
 
 
-def workload(model: str = "llama-3.1-8b", **more: object) -> Workload:
+def workload(model="llama-3.1-8b", **more):
     asked = Workload(model=read(model), sequence_length=4096, global_batch_size=1024)
-    return replace(asked, **more)  # type: ignore[arg-type]
+    return replace(asked, **more)
 
 
-def seconds(text: str, cluster: str | Cluster = H100, asked: Workload | None = None) -> float:
+def seconds(text, cluster=H100, asked=None):
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     return sharded_step_s(asked or workload(), parse_settings(text), where, default_costs())[0]
 
 
-def test_syncing_each_batch_costs_little_where_links_are_fast() -> None:
+def test_syncing_each_batch_costs_little_where_links_are_fast():
     for sharding in ["ddp", "shard_grad_op", "full_shard", "hybrid_shard"]:
         text = f"sharding={sharding},gradient_accumulation_steps=16,sync_each_batch="
         fast = seconds(text + "true") / seconds(text + "false")
@@ -36,7 +36,7 @@ def test_syncing_each_batch_costs_little_where_links_are_fast() -> None:
         assert fast < slow < 2
 
 
-def test_gathers_hide_behind_large_micro_batches() -> None:
+def test_gathers_hide_behind_large_micro_batches():
     """Per token, a slower network matters less the more there is to compute."""
     slow = replace(parse_cluster(NODES), inter_node=Link(bytes_per_s=5e9, latency_s=14e-6))
     lost = [
@@ -48,7 +48,7 @@ def test_gathers_hide_behind_large_micro_batches() -> None:
     assert lost[2] < 1.2 < lost[0]
 
 
-def test_offloading_passes_the_hosts_link() -> None:
+def test_offloading_passes_the_hosts_link():
     text = "sharding=full_shard,micro_batch_size=2,cpu_offload="
     kept, moved = seconds(text + "false"), seconds(text + "true")
     assert 1.2 < moved / kept < 10
@@ -56,14 +56,14 @@ def test_offloading_passes_the_hosts_link() -> None:
     assert seconds(text + "true", no_network) == moved
 
 
-def test_inputs_of_layers_go_to_the_host_and_come_back() -> None:
+def test_inputs_of_layers_go_to_the_host_and_come_back():
     text = "sharding=full_shard,gradient_accumulation_steps=4,activation_checkpointing="
     more = seconds(text + "offload") - seconds(text + "full")
     each = 32 * 4096 * 4096 * 2  # layers x tokens x hidden size in bf16
     assert 0.9 < more / (4 * 2 * each / 63e9) <= 1.001  # nothing hides it, and it hides gathers
 
 
-def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks() -> None:
+def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks():
     text = "tp_size=8,gradient_accumulation_steps={}"
     asked = workload("mixtral-8x7b")
     once = 2 * seconds(text.format(1), H100, asked) - seconds(text.format(2), H100, asked)
@@ -71,7 +71,7 @@ def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks() -> None:
     assert once > 0.8 * whole
 
 
-def test_muon_multiplies_matrices_in_its_step() -> None:
+def test_muon_multiplies_matrices_in_its_step():
     """Five times a square of the shorter side, that times itself, and times the matrix."""
     plain, muon = (workload(optimizer=one) for one in (Optimizer.ADAMW, Optimizer.MUON))
     more = seconds("", asked=muon) - seconds("", asked=plain)
@@ -80,7 +80,7 @@ def test_muon_multiplies_matrices_in_its_step() -> None:
     assert more == pytest.approx(flops / (989.4e12 * matmul_share("h100-80gb")), rel=0.15)
 
 
-def test_the_interval_of_paged_state_holds_that_all_of_it_goes_and_comes_back() -> None:
+def test_the_interval_of_paged_state_holds_that_all_of_it_goes_and_comes_back():
     state, one = 2 * 8.03e9, parse_settings("")
     found = {}
     for optimizer in (Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT):
@@ -96,7 +96,7 @@ def test_the_interval_of_paged_state_holds_that_all_of_it_goes_and_comes_back() 
     assert shown.high == parse_cluster(H100).gpu.memory_bytes  # nvidia-smi shows what has not gone
 
 
-def test_adapters_take_launches_and_autocasts_casts() -> None:
+def test_adapters_take_launches_and_autocasts_casts():
     """Of fp32 matrices under DDP's autocast; FSDP2 gathers them narrow."""
     narrow = workload(adapter=Adapter(dropout=0.0))
     mixed = replace(narrow, precision=Precision.BF16_MIXED)

@@ -5,22 +5,17 @@ import pytest
 from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import FrameworkName
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Provenance
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.time.pipeline import PipelineSeconds, pipeline_seconds
+from tuner.cost.pipeline import pipeline_seconds
 from tuner.cost.time.step import missing_rate, step_notes, step_time
 from tuner.model import published_model as read
 
 TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON
 
 
-def asked(
-    text: str,
-    cluster: str | Cluster,
-    framework: FrameworkName = TORCH,
-    precision: Precision = Precision.BF16,
-) -> tuple[Quantity, str]:
+def asked(text, cluster, framework=TORCH, precision=Precision.BF16):
     workload = Workload(
         model=read("llama-3.2-1b"), sequence_length=2048, global_batch_size=64, precision=precision
     )
@@ -28,7 +23,7 @@ def asked(
     return step_time(workload, parse_settings(text), where, framework, default_costs())
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_what_is_not_known_is_said():
     for text, cluster, why in [
         ("", "cpu:2", "CPU"),
         ("", "8xv100-32gb", "matrix rate"),
@@ -43,7 +38,7 @@ def test_what_is_not_known_is_said() -> None:
         assert why in reason
 
 
-def special(name: str) -> str | Cluster:
+def special(name):
     """An H100 of the user's own, with something missing."""
     h100 = parse_cluster("2x8xh100-80gb")
     own = replace(h100, gpu=replace(h100.gpu, name="mine"))
@@ -56,7 +51,7 @@ def special(name: str) -> str | Cluster:
     return own if name == "known" else name
 
 
-def test_intervals_are_narrow_only_where_fitted_runs_were_alike() -> None:
+def test_intervals_are_narrow_only_where_fitted_runs_were_alike():
     mixed, fitted = Precision.BF16_MIXED, "sharding=full_shard,micro_batch_size=2"
     slow = replace(parse_cluster("4x8xa100-80gb"), inter_node=Link(bytes_per_s=1e9, latency_s=1e-5))
     t = default_costs().time
@@ -76,7 +71,7 @@ def test_intervals_are_narrow_only_where_fitted_runs_were_alike() -> None:
         assert found.high == pytest.approx(high * found.value), (text, cluster)
 
 
-def test_nanotrons_groups_count_too() -> None:
+def test_nanotrons_groups_count_too():
     gpu = Gpu(name="mine", device=Device.CUDA, memory_bytes=2**36, memory_bytes_per_s=3e12,
               dense_bf16_flops_per_s=1e15)  # fmt: skip
     cluster = Cluster(nodes=2, gpus_per_node=1, gpu=gpu, intra_node=Link(), inter_node=Link())
@@ -91,9 +86,7 @@ PIPED = "pp_size=8,gradient_accumulation_steps=64"
 H100, A100 = "2x8xh100-80gb", "2x8xa100-80gb"
 
 
-def piped(
-    text: str, cluster: str, *, sequence_length: int = 4096, fits: bool = True
-) -> tuple[Quantity, PipelineSeconds, tuple[str, ...]]:
+def piped(text, cluster, *, sequence_length=4096, fits=True):
     """llama-3.1-8b's step time, its parts, and what is told of it."""
     workload = Workload(
         model=read("llama-3.1-8b"), sequence_length=sequence_length, global_batch_size=128
@@ -104,14 +97,14 @@ def piped(
     return found, pipeline_seconds(workload, settings, where, COSTS), notes
 
 
-def ends(quantity: Quantity) -> tuple[float, float, float]:
+def ends(quantity):
     assert quantity.value is not None
     assert quantity.low is not None
     assert quantity.high is not None
     return quantity.low, quantity.value, quantity.high
 
 
-def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
+def test_the_interval_of_a_stalled_step_holds_both_modes():
     (found, parts, notes), (other, _, none) = (
         piped(f"sharding={sharding},{PIPED}", H100) for sharding in ("ddp", "zero1")
     )
@@ -125,7 +118,7 @@ def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
     assert none == ()
 
 
-def test_replicated_pipelines_over_nodes_stall_and_sharded_ones_hardly() -> None:
+def test_replicated_pipelines_over_nodes_stall_and_sharded_ones_hardly():
     replicated, sharded = (piped(f"sharding={one},{PIPED}", H100)[1] for one in ("ddp", "zero1"))
     slots = 64 + 8 - 1
     assert replicated.exchange_stall_s == pytest.approx(2 * slots * COSTS.time.stall_s)

@@ -1,8 +1,5 @@
 """The parameters of every supported type, held against transformers' own models; DDP's buckets."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
 
 from tuner.cost.memory.shards import BUCKET_BYTES, FIRST_BUCKET_BYTES, ddp_buckets
@@ -18,7 +15,7 @@ SIZES = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 16,
 }  # fmt: skip
-MORE: Mapping[str, dict[str, Any]] = {
+MORE = {
     "gpt2": {"n_inner": None},
     "gemma2": {"query_pre_attn_scalar": 8, "head_dim": 8},
     "gemma3_text": {"query_pre_attn_scalar": 8, "head_dim": 8},
@@ -37,13 +34,13 @@ BIASES = [("llama", {"attention_bias": True, "mlp_bias": True}), ("phi", {"qk_la
           ("qwen2", {"tie_word_embeddings": True})]  # fmt: skip
 
 
-def config(model_type: str, more: Mapping[str, Any]) -> dict[str, Any]:
+def config(model_type, more):
     allowed = ARCHITECTURES[model_type].fields
     sizes = {name: size for name, size in SIZES.items() if name in allowed}
     return {"model_type": model_type, **sizes, **MORE.get(model_type, {}), **more}
 
 
-def built(fields: Mapping[str, Any]) -> Any:
+def built(fields):
     """What transformers builds, without memory for parameters."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -56,7 +53,7 @@ def built(fields: Mapping[str, Any]) -> Any:
     return model
 
 
-def test_tensors_are_those_of_transformers() -> None:
+def test_tensors_are_those_of_transformers():
     for model_type, more in [*((name, {}) for name in ARCHITECTURES), *BIASES]:
         model = read_model_config(config(model_type, more), "tiny")
         tensors = list(model_tensors(model).all)
@@ -68,7 +65,7 @@ def test_tensors_are_those_of_transformers() -> None:
         assert buffer_bytes(model) == sum(b.numel() * b.element_size() for b in real.buffers())
 
 
-def test_ddp_s_buckets_are_those_of_the_dry_run() -> None:
+def test_ddp_s_buckets_are_those_of_the_dry_run():
     import torch
 
     from workers.probe import ddp

@@ -1,7 +1,6 @@
 """What is asked for, and what its key depends on."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -135,7 +134,7 @@ def test_all_that_make_keys_make_the_same(monkeypatch):
     releases = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
     beside = {"torchao": "0.15.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
     assert dry_run_versions() == {**releases, **beside}
-    asked: dict[str, Any] = {
+    asked = {
         "workload": {
             "model": "stories15m",
             "sequence_length": 64,
@@ -158,7 +157,7 @@ class Keys:
     """Keeps nothing, and notes what it is asked for."""
 
     def __init__(self):
-        self.asked: list[str] = []
+        self.asked = []
 
     def dry_runs(self, keys):
         """Nothing."""

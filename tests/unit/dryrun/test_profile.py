@@ -39,7 +39,7 @@ def test_a_segment_that_overtakes_between_micro_batch_sizes_is_found():
 
 
 def test_a_moment_that_overtakes_within_a_segment_is_found():
-    def moments(phase: str, part: str, depth: int, size: int, _: int) -> list[dict[str, int]]:
+    def moments(phase, part, depth, size, _):
         if phase != "loss":
             return [{"parameters": 100 * depth}]
         return [{"temporaries": 5000}, {"logits_and_loss": 700 * size}]
@@ -64,7 +64,7 @@ def test_moments_of_a_segment_that_change_places_with_depth_are_told_apart():
 
 
 def test_moments_of_other_kinds_are_not_taken_for_one():
-    def moments(phase: str, part: str, depth: int, size: int, _: int) -> list[dict[str, int]]:
+    def moments(phase, part, depth, size, _):
         found = rivals(phase, part, depth, size, 1)
         return found[::-1] if depth == 6 else found
 
@@ -73,7 +73,7 @@ def test_moments_of_other_kinds_are_not_taken_for_one():
 
 
 def test_a_category_that_would_end_below_zero_takes_from_the_largest():
-    def moments(phase: str, _: str, depth: int, size: int, __: int) -> list[dict[str, int]]:
+    def moments(phase, _, depth, size, __):
         if phase == "optimizer" and depth == 4:
             return [{"parameters": 100, "logits_and_loss": 900}]
         return [{"parameters": 1050, "logits_and_loss": 0}]
@@ -95,7 +95,7 @@ def test_fewer_micro_batches_than_were_run_are_refused():
 
 
 def test_one_sequence_may_have_traces_of_its_own():
-    def moments(phase: str, part: str, depth: int, size: int, _: int) -> list[dict[str, int]]:
+    def moments(phase, part, depth, size, _):
         return [{"activations": depth * (10 if size == 1 else 100 * size)}]
 
     traces = [

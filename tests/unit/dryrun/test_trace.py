@@ -2,7 +2,6 @@
 
 import copy
 import json
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ GOOD = trace(4, linear_moments)
 
 def changed(*path, to):
     """The good trace with one value changed; ``None`` removes it."""
-    found: Any = copy.deepcopy(GOOD)
+    found = copy.deepcopy(GOOD)
     inner = found
     for step in path[:-1]:
         inner = inner[step]

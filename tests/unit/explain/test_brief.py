@@ -43,12 +43,7 @@ def probed(change):
 
 
 def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE):
-    study = Study(
-        id="st-1",
-        question=question(),
-        limits=Limits(fidelity=fidelity),
-        state=state,
-    )
+    study = Study(id="st-1", question=question(), limits=Limits(fidelity=fidelity), state=state)
     best = best or replace(
         evaluation(),
         tokens_per_s_per_gpu=between(9000.0, 8000.0, 10_000.0, Provenance.MEASURED),
@@ -163,10 +158,16 @@ def test_how_sure_says_what_more_probes_may_gain():
         fact("more_probes", count=3, wall_s=36.0, mean=0.03, most=most) for most in (0.11, 0.0)
     )
     assert told(more).sure[-1] == (
-        "3 more probes (36 s) may gain 3.0%, at most 11%; --max-probes 3 runs them."
+        "3 more probes (36 s) may gain 3.0% on average, 11% or less nine times in ten;"
+        " --max-probes 3 runs them."
     )
     assert told(none).sure[-1] == "More probes are expected to gain nothing."
     assert told(fact("nothing_left")).sure[-1] == "Nothing is left to probe."
+
+
+def test_other_programs_load_is_said():
+    said = "about 5.9 of 8 cores while probes ran: measure again on a quiet machine."
+    assert told(fact("other_load", used=5.93, cores=8)).sure[0] == f"Other programs used {said}"
 
 
 def test_a_batch_that_divides_badly_is_said():

@@ -10,7 +10,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import Change, Provenance, Quantity
 from tuner.explain import facts
 from tuner.explain.english import knob_rows, shown
-from tuner.explain.facts import Fact, KnobChange
+from tuner.explain.facts import KnobChange
 
 GIB = 2**30
 DDP = "sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1"
@@ -33,7 +33,7 @@ def quantity(value, provenance=Provenance.MEASURED):
 
 def evaluation(number=1, **changes):
     found = Quantity(value=GIB, low=GIB, high=GIB, provenance=Provenance.MEASURED)
-    fields: dict[str, object] = {
+    fields = {
         "settings": SETTINGS,
         "fidelity": Fidelity.MEASURED,
         "step_time_s": quantity(2.0),
@@ -78,7 +78,7 @@ EFFECTS = [
     facts.knob_changes("knobs_expected", [EXPECTED], grounds=GROUNDS, others_are_known=True),
 ]
 
-SENTENCES: list[tuple[Fact, str]] = [
+SENTENCES = [
     (
         facts.tied_with_fastest(evaluation(2), GIB, Reason.LIGHTER, change=LONGER, tolerance=None),
         f"Its speed cannot be told apart from that of the fastest, {DDP} with 2 s (25% longer, 80%"
@@ -90,10 +90,7 @@ SENTENCES: list[tuple[Fact, str]] = [
         "One knob changed, in step and memory: sync_each_batch=false: +25.0% (20 to 30) +1.00 GiB"
         " (#2).",
     ),
-    (
-        EFFECTS[1],
-        "One knob changed, in step and memory: tp_size=1: - >5.00 GiB: no fit (#3).",
-    ),
+    (EFFECTS[1], "One knob changed, in step and memory: tp_size=1: - >5.00 GiB: no fit (#3)."),
     (
         EFFECTS[2],
         "One knob changed, in step and memory: activation_checkpointing=full: +25.0% (20 to 30) -"

@@ -30,7 +30,7 @@ def ranks(tmp_path):
     """``ranks(text, count)``: the script as so many ranks of a probe in ``tmp_path``, at once."""
     (tmp_path / PLAN).write_text(json.dumps(PLANNED))
 
-    def run(text: str, count: int = 1) -> list[subprocess.CompletedProcess[str]]:
+    def run(text, count=1):
         (tmp_path / "script.py").write_text(text)
         place = {"TUNER_PROBE": str(tmp_path), "WORLD_SIZE": str(count)}
         started = [start(tmp_path, {**place, "RANK": str(rank)}) for rank in range(count)]

@@ -1,6 +1,5 @@
 """Questions and configurations that the tests export."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle, product
@@ -9,7 +8,7 @@ from typing import Any
 from tests.records import VERSIONS as STATED
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings, Sharding, parse_settings
+from tuner.core.configuration import Sharding, parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Provenance
 from tuner.core.script import Launch, Script
@@ -33,7 +32,7 @@ ZERO = Framework(name=FrameworkName.DEEPSPEED, versions={"deepspeed": "0.19.8"})
 NANOTRON = Framework(name=FrameworkName.NANOTRON, versions={"nanotron": "0.4"})
 
 
-def trainer(**versions: str) -> Framework:
+def trainer(**versions):
     """The Trainer, of the usual versions but for those given."""
     return Framework(name=FrameworkName.TRAINER, versions={**STATED, **versions})
 
@@ -49,7 +48,7 @@ class Case:
     framework: Framework = TORCH
     workload: dict[str, Any] = field(default_factory=dict)
 
-    def parts(self) -> tuple[Question, Settings]:
+    def parts(self):
         """Question and configuration; the global batch is what the configuration makes."""
         settings, cluster = parse_settings(self.settings), parse_cluster(self.cluster)
         micro_batches = settings.micro_batch_size * settings.gradient_accumulation_steps
@@ -115,7 +114,7 @@ TENSOR = Case(
 )
 FLAGS = f"sharding=ddp,{TWICE},sync_each_batch=false"
 # One for each format: those of the golden files, which docs/exports.md shows.
-EXAMPLES: Mapping[str, Case] = {
+EXAMPLES = {
     "accelerate": CASES["full_shard"],
     "trainer": CASES["checkpointing"],
     "trainer-flags": Case(model="gpt2", cluster="2x4xa10g", settings=FLAGS),
@@ -139,7 +138,7 @@ EXAMPLES: Mapping[str, Case] = {
 
 
 @cache
-def grid() -> tuple[tuple[Question, Settings], ...]:
+def grid():
     """Layouts of all kinds, each on a cluster and for frameworks; not all of them are legal."""
     clusters = cycle(("8xa100-80gb", "2x4xh100-80gb", "cpu:2", "4xmi300x", "h100-80gb"))
     found = [case.parts() for case in (*CASES.values(), *EXAMPLES.values())]
@@ -165,7 +164,7 @@ def grid() -> tuple[tuple[Question, Settings], ...]:
 NUMBERS = {"precision": Precision.BF16_MIXED, "optimizer": Optimizer.ADAMW_8BIT}
 
 
-def of_script(name: str, *arguments: str, **more: Any) -> tuple[Question, Settings]:
+def of_script(name, *arguments, **more):
     """A question about a script of the user's own, which is not there, and a configuration."""
     given = {"cluster": "8xh100-80gb", "settings": "sharding=full_shard", "workload": NUMBERS}
     question, settings = Case(**{**given, **more}).parts()

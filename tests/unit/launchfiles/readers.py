@@ -4,29 +4,24 @@ import ast
 import json
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import yaml
 
 from tuner.core.configuration import Settings
-from tuner.core.study import Question
-
-Knobs = dict[str, Any]
 
 
-def settings_in(format_name: str, text: str, question: Question) -> Settings:
+def settings_in(format_name, text, question):
     """The settings that a file's own fields say, comments left aside."""
     return Settings.from_dict(READERS[format_name](text, question))
 
 
-def header_of(text: str) -> str:
+def header_of(text):
     """The comments that a file has, as one text without line breaks."""
     lines = (line[2:] for line in text.splitlines() if line.startswith("# "))
     return " ".join(" ".join(lines).split())
 
 
-def _sharding(shards: bool, reshards: bool, replicas: int = 1) -> str:
+def _sharding(shards, reshards, replicas=1):
     if not shards:
         return "ddp"
     if replicas > 1:
@@ -34,24 +29,24 @@ def _sharding(shards: bool, reshards: bool, replicas: int = 1) -> str:
     return "full_shard" if reshards else "shard_grad_op"
 
 
-def _trainer_flags(text: str, question: Question) -> Knobs:
+def _trainer_flags(text, question):
     command = text[text.index("exec torchrun") :].replace("\\\n", " ")
     words = iter(shlex.split(command.partition('"$@"')[2]))
-    values: dict[str, Any] = {}
+    values = {}
     for flag in words:
         name = flag.removeprefix("--")
         values[name] = True if name == "fsdp" else next(words)
     return _of_arguments({n: _value(v) for n, v in values.items()})
 
 
-def _value(text: Any) -> Any:
+def _value(text):
     try:
         return json.loads(text)
     except (TypeError, ValueError):
         return text
 
 
-def _of_arguments(values: Mapping[str, Any]) -> Knobs:
+def _of_arguments(values):
     fsdp = values.get("fsdp_config", {})
     sync = values["accelerator_config"]["gradient_accumulation_kwargs"]["sync_each_batch"]
     by_model = values.get("gradient_checkpointing", values.get("activation_checkpointing"))
@@ -66,33 +61,33 @@ def _of_arguments(values: Mapping[str, Any]) -> Knobs:
     }
 
 
-def _torch(text: str, question: Question) -> Knobs:
+def _torch(text, question):
     assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
-    values = {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}  # type: ignore[attr-defined]
+    values = {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}
     assert values.pop("WORLD_SIZE") == question.cluster.world_size
     return {name.lower(): value for name, value in values.items()}
 
 
-def variables_in(text: str) -> dict[str, str]:
+def variables_in(text):
     """What a shell script exports."""
     lines = (line for line in text.splitlines() if line.startswith("export "))
     return dict(shlex.split(line)[1].split("=", 1) for line in lines)
 
 
-def _shell(text: str, question: Question) -> Knobs:
+def _shell(text, question):
     return _of_variables(variables_in(text))
 
 
-def _of_variables(values: Mapping[str, str]) -> Knobs:
+def _of_variables(values):
     return {name: values[f"TUNED_{name.upper()}"] for name in Settings().all_values()}
 
 
-def _kubernetes(text: str, question: Question) -> Knobs:
+def _kubernetes(text, question):
     env = yaml.safe_load(text)["spec"]["trainer"]["env"]
     return _of_variables({one["name"]: one["value"] for one in env})
 
 
-def _torchtitan(text: str, question: Question) -> Knobs:
+def _torchtitan(text, question):
     values = tomllib.loads(text)
     parallelism, training = values["parallelism"], values["training"]
     replicas = parallelism["data_parallel_replicate_degree"]
@@ -114,7 +109,7 @@ def _torchtitan(text: str, question: Question) -> Knobs:
 
 
 # Of formats that the product itself does not read, and of the Trainer's.
-READERS: Mapping[str, Callable[[str, Question], Knobs]] = {
+READERS = {
     "trainer": lambda text, question: _of_arguments(json.loads(text)),
     "trainer-flags": _trainer_flags,
     "torch": _torch,

@@ -12,7 +12,6 @@ import tomllib
 from dataclasses import replace
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any
 
 import pytest
 import yaml
@@ -23,12 +22,11 @@ from tests.profiles import examples
 from tests.unit.launchfiles.cases import ABOUT, CASES, EXAMPLES, STATED, TORCH, Case, grid, trainer
 from tests.unit.launchfiles.readers import READERS, header_of, settings_in
 from tuner.core.adapter import Adapter, AdapterMethod
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.configuration import Sharding
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.packing import Packing
 from tuner.core.quantity import Provenance
 from tuner.core.script import checkpoints_in_script, is_sharded
-from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS, About, Stack, export, why_not
 from tuner.launchfiles.contract import job_name, sync_acts
@@ -38,7 +36,7 @@ GOLDEN = Path(__file__).parent / "golden"
 WITHOUT_COMMENTS = {"trainer", "deepspeed", "json"}
 
 
-def statements(text: str) -> list[str]:
+def statements(text):
     """Lines that a shell or Slurm looks at."""
     own = ("#!", "#SBATCH")
     return [one for one in text.split("\n") if not one.startswith("#") or one.startswith(own)]
@@ -55,7 +53,7 @@ PARSERS = {
 }
 
 
-def canonical(question: Question, settings: Settings) -> Settings:
+def canonical(question, settings):
     """The configuration with inactive knobs at one value."""
     ranks = settings.data_parallel_size(question.cluster.world_size)
     gathers = settings.tp_size > 1 and question.workload.splits_sequence
@@ -71,7 +69,7 @@ def canonical(question: Question, settings: Settings) -> Settings:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_configuration_is_refused_with_a_way_out_or_can_be_read_back(name: str) -> None:
+def test_a_configuration_is_refused_with_a_way_out_or_can_be_read_back(name):
     """And the file says where it is from, and whether its figures are of another stack."""
     known, seen = FORMATS[name], []
     for question, chosen in grid():
@@ -109,7 +107,7 @@ def test_a_configuration_is_refused_with_a_way_out_or_can_be_read_back(name: str
     assert (True, known.stack not in (Stack.ANY, Stack.NANOTRON)) in seen
 
 
-def golden(path: Path, text: str) -> None:
+def golden(path, text):
     """Compare a text with a golden file, or write it."""
     if os.environ.get("TUNER_WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +115,7 @@ def golden(path: Path, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_golden_files() -> None:
+def test_golden_files():
     for name, case in EXAMPLES.items():
         path = GOLDEN / "formats" / name / FORMATS[name].file_name
         golden(path, export(name, *case.parts(), ABOUT))
@@ -133,7 +131,7 @@ HOSTILE = st.text(
 ).map(lambda text: f"x{text}")
 
 
-def about(text: str) -> About:
+def about(text):
     return About(
         study_id=text, date=text, provenance=Provenance.UNKNOWN, versions={"torch": text},
         figures=(text,),
@@ -146,7 +144,7 @@ def about(text: str) -> About:
     max_examples=examples(15),
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
-def test_nothing_can_leave_a_comment_or_a_quote(name: str, hostile: str) -> None:
+def test_nothing_can_leave_a_comment_or_a_quote(name, hostile):
     """Names of others change what a parser reads where they are values, and nowhere else."""
     question, chosen = EXAMPLES[name].parts()
     model = replace(question.workload.model)
@@ -171,7 +169,7 @@ TOLD = (
 FIELDS = {"run_name", "tuner", "study_id", "date", "versions", "figures", "model_name", "metadata"}
 
 
-def _structure(value: Any) -> Any:
+def _structure(value):
     """A document without the values of others."""
     if isinstance(value, dict):
         return {key: None if key in FIELDS else _structure(item) for key, item in value.items()}
@@ -182,7 +180,7 @@ def _structure(value: Any) -> Any:
     return value
 
 
-def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path: Path) -> None:
+def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path):
     hostile = "x'; touch broken; echo '$(touch broken) `touch broken` \"\n touch broken #"
     for name in ("env", "torchrun", "sbatch", "trainer-flags"):
         text = export(name, *EXAMPLES[name].parts(), about(hostile))
@@ -199,8 +197,8 @@ def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path: Path) -> None:
     assert all(re.fullmatch(label, name) for name in names)  # RFC 1035
 
 
-def test_packing_is_written_where_batches_are_and_refused_elsewhere() -> None:
-    def asked(variant: str, cluster: str = "2xa100-80gb", by: Framework = TORCH) -> Any:
+def test_packing_is_written_where_batches_are_and_refused_elsewhere():
+    def asked(variant, cluster="2xa100-80gb", by=TORCH):
         workload = {"packing": Packing.from_dict({"variant": variant})}
         case = Case(settings="sharding=ddp", cluster=cluster, framework=by, workload=workload)
         return case.parts()
@@ -230,7 +228,7 @@ def test_packing_is_written_where_batches_are_and_refused_elsewhere() -> None:
         ) == drops
 
 
-def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:
+def test_adapters_are_written_where_peft_is_and_refused_elsewhere():
     adapter = Adapter(rank=8, target_modules=("q_proj",))
     question, settings = Case(settings="sharding=ddp", workload={"adapter": adapter}).parts()
     quantized = replace(adapter, method=AdapterMethod.QLORA, double_quant=False)
@@ -258,7 +256,7 @@ def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:
         assert why_not("accelerate", *case.parts()) is None
 
 
-def test_layers_that_draw_random_numbers_are_checkpointed_by_the_script() -> None:
+def test_layers_that_draw_random_numbers_are_checkpointed_by_the_script():
     """accelerate's option restores no random state: a dropout's backward would be another one's."""
     full = "sharding=full_shard,activation_checkpointing=full"
     by_option = {"adapter": Adapter(rank=8, dropout=0.0)}, {}

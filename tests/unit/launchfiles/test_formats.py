@@ -7,7 +7,6 @@ import tomllib
 from dataclasses import replace
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any
 
 import pytest
 import yaml
@@ -40,7 +39,7 @@ LIMITS = {"nvidia.com/gpu": 8}
 
 
 # Format, case, and values at dotted paths of the file.
-WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
+WRITTEN = [
     ("deepspeed", Case(settings="sharding=shard_grad_op", workload={**MIXED, **REDUCED}), {
         "zero_optimization": {"stage": 2}, "communication_data_type": "fp32",
         "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
@@ -115,7 +114,7 @@ WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
 PARSERS = {".yaml": yaml.safe_load, ".json": json.loads, ".toml": tomllib.loads}
 
 
-def test_what_is_written() -> None:
+def test_what_is_written():
     for name, case, expected in WRITTEN:
         text = export(name, *case.parts(), ABOUT)
         values = PARSERS[PurePath(FORMATS[name].file_name).suffix](text)
@@ -126,14 +125,14 @@ def test_what_is_written() -> None:
             assert found == value, (name, case, path)
 
 
-def test_weights_are_asked_for_by_the_releases_own_word() -> None:
+def test_weights_are_asked_for_by_the_releases_own_word():
     for release, word in (("4.55.4", "torch_dtype"), ("4.56.0", "dtype")):
         framework = replace(trainer(transformers=release), name=FrameworkName.ACCELERATE)
         parts = Case(settings="sharding=ddp", framework=framework).parts()
         assert f"MODEL, {word}=torch.bfloat16" in export("accelerate", *parts, ABOUT)
 
 
-def row(name: str, settings: str, reason: str, **more: Any) -> tuple[str, Case, str]:
+def row(name, settings, reason, **more):
     return name, Case(settings=settings, **more), reason
 
 
@@ -204,14 +203,14 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_what_a_launcher_has_not_is_refused() -> None:
+def test_what_a_launcher_has_not_is_refused():
     for name, case, reason in REFUSED:
         names = (name, "trainer-flags") if name == "trainer" else (name,)
         for one in names:
             assert reason in str(why_not(one, *case.parts())), (one, case)
 
 
-def test_a_fused_loss_is_exported_as_what_computes_it() -> None:
+def test_a_fused_loss_is_exported_as_what_computes_it():
     """No file holds another loss than the study's, and no reason leads to one that does."""
     of_chunked, of_liger = {"accelerate", "torch"}, {"trainer"}
     for name, own in (("accelerate", of_chunked), ("torch", of_chunked), ("trainer", of_liger)):
@@ -242,9 +241,7 @@ def test_a_fused_loss_is_exported_as_what_computes_it() -> None:
         ("fused_loss", "fused_loss=true", {}),
     ],
 )
-def test_the_documents_say_which_formats_have_code_or_nothing(
-    row: str, settings: str, workload: dict[str, Any]
-) -> None:
+def test_the_documents_say_which_formats_have_code_or_nothing(row, settings, workload):
     page = (Path(__file__).parents[3] / "docs" / "exports.md").read_text(encoding="utf-8")
     table = page.partition("## What each can say")[2].partition("\n## ")[0]
     names, cells = (
@@ -259,7 +256,7 @@ def test_the_documents_say_which_formats_have_code_or_nothing(
             assert (why_not(name, *parts) is None) is (cell != "no"), name
 
 
-def test_tensor_parallelism_is_named_where_layers_are_split() -> None:
+def test_tensor_parallelism_is_named_where_layers_are_split():
     for tp_size in (1, 2):
         settings = f"sharding=full_shard,tp_size={tp_size}"
         ways = {"tensor_parallel": TensorParallel.GATHERED_LOGITS}
@@ -269,12 +266,12 @@ def test_tensor_parallelism_is_named_where_layers_are_split() -> None:
             assert ("gathered_logits" in text) is (tp_size == 2), name
 
 
-def test_json_has_all_knobs() -> None:
+def test_json_has_all_knobs():
     text = export("json", *Case(settings="sharding=ddp").parts(), ABOUT)
     assert list(json.loads(text)["settings"]) == list(KNOBS)
 
 
-def test_a_loss_that_is_not_transformers_own_is_said() -> None:
+def test_a_loss_that_is_not_transformers_own_is_said():
     for loss, said in ((Loss.FP32, "of an fp32 copy"), (Loss.OWN_DTYPE, "as they are")):
         case = Case(settings="sharding=full_shard", workload={"loss": loss}, framework=trainer())
         parts = case.parts()
@@ -298,7 +295,7 @@ def test_a_loss_that_is_not_transformers_own_is_said() -> None:
         ("sharding=full_shard,gradient_accumulation_steps=2,sync_each_batch=false", "1.11"),
     ],
 )
-def test_a_stated_accelerate_must_know_the_configuration(settings: str, oldest: str) -> None:
+def test_a_stated_accelerate_must_know_the_configuration(settings, oldest):
     major, minor = oldest.split(".")
     for version, known in ((f"{oldest}.0", True), (f"{major}.{int(minor) - 1}.0", False)):
         stated = {"accelerate": version, "torch": "2.13.0"}
@@ -309,7 +306,7 @@ def test_a_stated_accelerate_must_know_the_configuration(settings: str, oldest: 
         assert known or f"--framework-version accelerate={oldest}" in str(told)
 
 
-def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them() -> None:
+def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them():
     """accelerate widened what is frozen before 1.13; torch before 2.8 refused the mixture."""
     lora = {"adapter": Adapter(rank=8)}
     mixed, sharded = {**lora, "precision": Precision.BF16_MIXED}, "sharding=full_shard"
@@ -336,7 +333,7 @@ def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them() -> 
         assert (broken is not None and "1.6 or newer" in broken.allowed) is (settings == sharded)
 
 
-def test_what_a_quantized_model_needs_is_said() -> None:
+def test_what_a_quantized_model_needs_is_said():
     """Each rank reads it whole: before 1.14 accelerate hands out scales that no shard has."""
     for method, needed in (("lora", ""), ("qlora", ", bitsandbytes 0.46.1 or newer")):
         adapter = Adapter(method=AdapterMethod(method))
@@ -349,7 +346,7 @@ def test_what_a_quantized_model_needs_is_said() -> None:
 
 @pytest.mark.parametrize("how", ["none", "full"])
 @pytest.mark.parametrize("method", AdapterMethod)
-def test_the_trainer_s_adapter_is_code_as_it_stands(method: AdapterMethod, how: str) -> None:
+def test_the_trainer_s_adapter_is_code_as_it_stands(method, how):
     workload = {"adapter": Adapter(method=method)}
     settings = f"sharding=ddp,activation_checkpointing={how}"
     parts = Case(settings=settings, framework=trainer(), workload=workload).parts()
@@ -366,7 +363,7 @@ def test_the_trainer_s_adapter_is_code_as_it_stands(method: AdapterMethod, how: 
     assert ("BitsAndBytesConfig" in names) is (method is AdapterMethod.QLORA)
 
 
-def test_only_a_script_that_checkpoints_asks_for_gradients_of_a_quantized_model_s_input() -> None:
+def test_only_a_script_that_checkpoints_asks_for_gradients_of_a_quantized_model_s_input():
     by = {"sharding=ddp": True, "sharding=full_shard": False}  # FSDP's option, without dropout
     for sharding, by_script in by.items():
         for how, method in product(("none", "full"), AdapterMethod):
@@ -378,7 +375,7 @@ def test_only_a_script_that_checkpoints_asks_for_gradients_of_a_quantized_model_
             assert "is_gradient_checkpointing" not in text
 
 
-def test_fused_adamw_of_parameters_on_a_cpu_needs_a_torch_that_has_it() -> None:
+def test_fused_adamw_of_parameters_on_a_cpu_needs_a_torch_that_has_it():
     work = {"optimizer": Optimizer.ADAMW_FUSED}
     for torch, cluster, format_name, refused in (
         ("2.3.1", "8xa100-80gb", "accelerate", True),
@@ -393,7 +390,7 @@ def test_fused_adamw_of_parameters_on_a_cpu_needs_a_torch_that_has_it() -> None:
         assert (told is not None and "torch=2.4" in told) is refused, told
 
 
-def test_code_with_a_loss_is_for_models_that_take_one() -> None:
+def test_code_with_a_loss_is_for_models_that_take_one():
     for release, taken in (("4.48.0", False), ("4.49.0", True)):
         versions = {**STATED, "transformers": release}
         framework = Framework(name=FrameworkName.ACCELERATE, versions=versions)
@@ -404,7 +401,7 @@ def test_code_with_a_loss_is_for_models_that_take_one() -> None:
             assert told is None or "--framework-version transformers=4.49" in told
 
 
-def test_an_option_that_does_something_else_is_left_to_the_script() -> None:
+def test_an_option_that_does_something_else_is_left_to_the_script():
     """FSDP2's checkpointing of accelerate 1.8 to 1.14 is of the parts of layers."""
     settings = "sharding=full_shard,activation_checkpointing=full"
     versions = (
@@ -425,7 +422,7 @@ def test_an_option_that_does_something_else_is_left_to_the_script() -> None:
         assert told["activation_checkpointing"] is not is_option
 
 
-def test_nanotron_is_told_no_field_that_its_release_refuses() -> None:
+def test_nanotron_is_told_no_field_that_its_release_refuses():
     """It reads its configuration strictly."""
     case = Case(cluster="2x8xh100-80gb", framework=NANOTRON, settings=DEFERRED)
     text = export("nanotron", *case.parts(), ABOUT)
@@ -449,7 +446,7 @@ def test_nanotron_is_told_no_field_that_its_release_refuses() -> None:
         ("trainer", {"accelerate", "trainer", "trainer-flags"}),
     ],
 )
-def test_files_that_are_true_of_a_script(name: str, formats: set[str]) -> None:
+def test_files_that_are_true_of_a_script(name, formats):
     parts = of_script(name)
     found = {known for known in FORMATS if why_not(known, *parts) is None}
     assert found == {known for known, one in FORMATS.items() if one.stack is Stack.ANY} | formats
@@ -461,14 +458,14 @@ def test_files_that_are_true_of_a_script(name: str, formats: set[str]) -> None:
         assert not re.search("adamw|AdamW|TUNED_(OPTIMIZER|PRECISION|REDUCE_DTYPE)", text)
 
 
-def test_the_documents_say_of_each_flag_what_it_was_seen_to_do() -> None:
+def test_the_documents_say_of_each_flag_what_it_was_seen_to_do():
     """Those that any of the grid's files has: a new one is seen to act, and told."""
     page = (Path(__file__).parents[3] / "docs" / "exports.md").read_text(encoding="utf-8")
     table = page.partition("## What each flag was seen to do")[2].partition("\n## ")[0]
     told = {name.removeprefix("fsdp_") for name in re.findall(r"`(\w+)`", table)}
-    written: set[str] = set()
+    written = set()
 
-    def flags_of(values: dict[str, Any]) -> None:
+    def flags_of(values):
         for name, value in values.items():
             if isinstance(value, dict):
                 flags_of(value)

@@ -1,7 +1,5 @@
 """nanotron's blocks in a file of the user's own, of which all else stays."""
 
-from typing import Any
-
 import pytest
 import yaml
 
@@ -42,7 +40,7 @@ lighteval: null
 """
 
 
-def test_only_the_blocks_fields_change_and_all_else_is_spelled_as_it_was() -> None:
+def test_only_the_blocks_fields_change_and_all_else_is_spelled_as_it_was():
     text = merged(BLOCKS, MINE)
     before, after = yaml.safe_load(MINE), yaml.safe_load(text)
     assert _without(after) == _without(before)
@@ -58,7 +56,7 @@ def test_only_the_blocks_fields_change_and_all_else_is_spelled_as_it_was() -> No
     assert "  zero_stage: 1  # none" in text.splitlines()
 
 
-def test_the_header_is_at_the_top_and_once() -> None:
+def test_the_header_is_at_the_top_and_once():
     once = merged(BLOCKS, MINE)
     assert once.startswith("# Written by tuner on 2026-01-15 from study st-0123456789ab")
     assert merged(BLOCKS, once) == once
@@ -69,7 +67,7 @@ def test_the_header_is_at_the_top_and_once() -> None:
         assert text.count("Written by tuner") == 1
 
 
-def test_missing_and_empty_blocks_are_added_and_files_of_windows_read() -> None:
+def test_missing_and_empty_blocks_are_added_and_files_of_windows_read():
     for empty in ("", "tokens:\n", "tokens: ~\n", "tokens: NULL\n"):
         after = yaml.safe_load(merged(BLOCKS, f"general:\n  project: x\n{empty}"))
         assert after == {"general": {"project": "x"}, **VALUES}
@@ -89,12 +87,12 @@ def test_missing_and_empty_blocks_are_added_and_files_of_windows_read() -> None:
         ("optimizer:\n  optimizer_factory: x\n", r"^into\.optimizer\.optimizer_factory: got 'x'"),
     ],
 )
-def test_what_cannot_be_merged_into_is_refused(text: str, reason: str) -> None:
+def test_what_cannot_be_merged_into_is_refused(text, reason):
     with pytest.raises(UsageError, match=reason):
         merged(BLOCKS, text)
 
 
-def test_tags_make_no_objects() -> None:
+def test_tags_make_no_objects():
     tag = "!!python/object/apply:os.system"
     assert tag in merged(BLOCKS, f"general: {tag} ['false']\ntokens:\n  train_steps: 1\n")
 
@@ -110,7 +108,7 @@ WORDS = """
 # Words that some reader of YAML takes for a number, a truth, null or a date, and some others.
 
 
-def test_words_are_spelled_as_they_were() -> None:
+def test_words_are_spelled_as_they_were():
     for word in (*WORDS.split(), "2001-12-14 21:59:43.10 -5", "2020-01-01 10:00:00"):
         lines = [f"{word}: {word}", "mine:", f"- {word}", f"- {{{word}: [{word}]}}"]
         ours = [f"  {word}: {word}", f"  own: {word}"]
@@ -123,7 +121,7 @@ def test_words_are_spelled_as_they_were() -> None:
             assert repr(by_text(yaml.safe_load(after))) == repr(by_text(expected)), word
 
 
-def by_text(value: Any) -> Any:
+def by_text(value):
     """Fields in the order of their text, to be compared as text: no NaN equals another."""
     if not isinstance(value, dict):
         return value
@@ -142,7 +140,7 @@ def by_text(value: Any) -> Any:
         "rate: &r 1E5\noptimizer: &o {lr: *r}\nother: [*o, *r]\n",
     ],
 )
-def test_what_an_anchor_puts_elsewhere_stays(text: str) -> None:
+def test_what_an_anchor_puts_elsewhere_stays(text):
     before, after = yaml.safe_load(text), yaml.safe_load(merged(BLOCKS, text))
     factory = before.get("optimizer", {}).get("optimizer_factory", {})
     whole = {name: {**before.get(name, {}), **fields} for name, fields in VALUES.items()}
@@ -153,7 +151,7 @@ def test_what_an_anchor_puts_elsewhere_stays(text: str) -> None:
     assert after == {**before, **whole}
 
 
-def _without(document: dict[str, Any]) -> dict[str, Any]:
+def _without(document):
     """What no block decides."""
     kept = {}
     for name, value in document.items():

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import yaml
@@ -85,8 +84,8 @@ LORA = {"method": "lora", "rank": 16}
 
 
 @pytest.fixture
-def written(tmp_path: Any) -> Any:
-    def write(text: str, name: str = "train.yaml") -> str:
+def written(tmp_path):
+    def write(text, name="train.yaml"):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8")
         return str(path)
@@ -135,9 +134,7 @@ def written(tmp_path: Any) -> Any:
         ),
     ],
 )  # fmt: skip
-def test_a_file_is_a_question_and_its_present_settings(
-    written: Any, text: str, format_name: str, settings: str, facts: dict[str, Any]
-) -> None:
+def test_a_file_is_a_question_and_its_present_settings(written, text, format_name, settings, facts):
     found = open_file(written(text)).found
     assert found.format_name == format_name
     asked = asked_of(found, PLACE)
@@ -199,9 +196,7 @@ def test_a_file_is_a_question_and_its_present_settings(
         ),
     ],
 )  # fmt: skip
-def test_an_answer_changes_its_lines_and_no_other(
-    written: Any, text: str, best: str, lines: dict[str, str]
-) -> None:
+def test_an_answer_changes_its_lines_and_no_other(written, text, best, lines):
     """And reads back as what it is: file -> question -> file -> question."""
     path = written(text)
     question = read_question(path, None, {**PLACE, "fidelity": "predicted"})
@@ -245,9 +240,7 @@ fsdp_config: {backward_prefetch: backward_pre, limit_all_gathers: true}
          "fsdp: {0} auto_wrap\nfsdp_config:\n  version: 2\n  reshard_after_forward: {1}\n"),
     ],
 )  # fmt: skip
-def test_a_file_of_fsdp1_is_written_as_one_of_fsdp2(
-    written: Any, text: str, options: str, strategy: str, expected: str
-) -> None:
+def test_a_file_of_fsdp1_is_written_as_one_of_fsdp2(written, text, options, strategy, expected):
     question = read_question(written(text + options), None, {**PLACE, "fidelity": "predicted"})
     assert question.asked.knobs["sharding"] == strategy
     present = Settings.from_dict(question.asked.knobs)
@@ -273,7 +266,7 @@ OF_ACCELERATE = {
 }  # fmt: skip
 
 
-def put(path: str, cluster: str, release: str | None = None, **knobs: Any) -> Any:
+def put(path, cluster, release=None, **knobs):
     """What an answer of these knobs makes of accelerate's file."""
     stated = None if release is None else {"accelerate": release}
     beside = {**OF_ACCELERATE, "cluster": cluster, "framework_versions": stated}
@@ -283,7 +276,7 @@ def put(path: str, cluster: str, release: str | None = None, **knobs: Any) -> An
     return yaml.safe_load(patched(question, asked, Settings.from_dict({**present, **knobs}))[0])
 
 
-def test_what_no_shard_leaves_unsaid_is_written_where_an_answer_shards(written: Any) -> None:
+def test_what_no_shard_leaves_unsaid_is_written_where_an_answer_shards(written):
     kept = "  fsdp_state_dict_type: FULL_STATE_DICT\n"
     file = written(NOT_SHARDED.format(1, 8, "NO_SHARD") + kept)
     made = put(file, "8xa100-80gb", sharding="full_shard", activation_checkpointing="full")
@@ -295,10 +288,8 @@ def test_what_no_shard_leaves_unsaid_is_written_where_an_answer_shards(written: 
     assert "fsdp_sharding_strategy" not in options
 
 
-def test_what_is_written_must_checkpoint_as_the_answer(
-    written: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(*_: object) -> dict[str, Any]:
+def test_what_is_written_must_checkpoint_as_the_answer(written, monkeypatch):
+    def lost(*_):
         return {"fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": None}}
 
     file = written(NOT_SHARDED.format(1, 8, "FULL_SHARD"))
@@ -307,7 +298,7 @@ def test_what_is_written_must_checkpoint_as_the_answer(
         put(file, "8xa100-80gb", activation_checkpointing="full")
 
 
-def test_hybrid_shard_is_put_back_with_the_groups_that_shard(written: Any) -> None:
+def test_hybrid_shard_is_put_back_with_the_groups_that_shard(written):
     for strategy in ("HYBRID_SHARD", 4):
         made = put(written(NOT_SHARDED.format(2, 16, strategy)), "2x8xa100-80gb")
         sizes = made["parallelism_config"]
@@ -316,7 +307,7 @@ def test_hybrid_shard_is_put_back_with_the_groups_that_shard(written: Any) -> No
         assert made["fsdp_config"]["fsdp_reshard_after_forward"] is True
 
 
-def test_nothing_of_fsdp2_is_put_into_a_file_for_releases_without_it(written: Any) -> None:
+def test_nothing_of_fsdp2_is_put_into_a_file_for_releases_without_it(written):
     file = written(NOT_SHARDED.format(1, 8, "SHARD_GRAD_OP"))
     with pytest.raises(UsageError, match=r"shard by FSDP1.*needs accelerate 1\.6"):
         put(file, "8xa100-80gb", "1.4.0", sharding="full_shard")
@@ -328,7 +319,7 @@ def test_nothing_of_fsdp2_is_put_into_a_file_for_releases_without_it(written: An
     assert put(file, "8xa100-80gb", "1.4.0", sharding="ddp")["distributed_type"] == "MULTI_GPU"
 
 
-def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:
+def test_an_answer_that_the_file_has_changes_nothing(written):
     question = read_question(written(AXOLOTL), None, {**PLACE, "fidelity": "predicted"})
     present = Settings.from_dict(question.asked.knobs)
     assert patched(question, question.request.question(installed_versions()), present) == (
@@ -337,7 +328,7 @@ def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:
     )
 
 
-def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) -> None:
+def test_what_no_figure_takes_into_account_is_told_once_by_name(written):
     more = {
         "torch_compile": True,
         "optimizer": "came_pytorch",
@@ -366,7 +357,7 @@ def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) ->
         (TRL, "gradient_accumulation_steps", "gradient_accumulation_step"),
     ],
 )
-def test_a_misspelt_field_is_not_passed_over(written, text, named, misspelt) -> None:
+def test_a_misspelt_field_is_not_passed_over(written, text, named, misspelt):
     assert named in text
     with pytest.raises(UsageError, match=rf"{misspelt}: got .*; did you mean {named}\?"):
         open_file(written(text.replace(named, misspelt)))
@@ -375,13 +366,27 @@ def test_a_misspelt_field_is_not_passed_over(written, text, named, misspelt) -> 
 @pytest.mark.parametrize(
     "more", ["rl: dpo\n", "plugins: [a.DiffusionPlugin]\n", "tensor_parallel_size: 2\n"]
 )
-def test_another_training_step_is_not_predicted(written: Any, more: str) -> None:
+def test_another_training_step_is_not_predicted(written, more):
     found = open_file(written(AXOLOTL + more)).found
     with pytest.raises(NotCoveredError, match=r"not predicted"):
         asked_of(found, PLACE)
 
 
-def test_axolotls_linear_layers_are_no_packed_experts(written: Any) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        AXOLOTL.replace("load_in_4bit: true", "load_in_8bit: true"),  # of qlora
+        AXOLOTL.replace("adapter: qlora", "adapter: lora\nload_in_8bit: true"),
+        f"{TRL}load_in_8bit: true\nload_in_4bit: true\n",
+    ],
+)
+def test_a_model_is_loaded_in_four_bits_or_in_eight(written, text):
+    with pytest.raises(UsageError) as caught:
+        open_file(written(text), None)
+    assert caught.value.field == "load_in_8bit"
+
+
+def test_axolotls_linear_layers_are_no_packed_experts(written):
     """It names those that it finds, while peft's own word stands for experts too."""
     text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
     adapter = asked_of(open_file(written(text)).found, PLACE).arguments["adapter"]
@@ -393,12 +398,12 @@ def test_axolotls_linear_layers_are_no_packed_experts(written: Any) -> None:
     [("dpo", "reference model"), ("kto", "reference model"), ("orpo", "pairs of answers"),
      ("grpo", "generated"), ("ebft", "generated")],
 )  # fmt: skip
-def test_what_preferences_would_need_is_told_by_name(written: Any, kind: str, said: str) -> None:
+def test_what_preferences_would_need_is_told_by_name(written, kind, said):
     with pytest.raises(NotCoveredError, match=f"rl: got '{kind}'.*{said}.*not predicted"):
         asked_of(open_file(written(f"{AXOLOTL}rl: {kind}\n")).found, PLACE)
 
 
-def test_a_model_is_named_in_the_file_a_folder_or_an_option(written: Any, tmp_path: Any) -> None:
+def test_a_model_is_named_in_the_file_a_folder_or_an_option(written, tmp_path):
     unknown = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/mine")
     found = open_file(written(unknown)).found
     with pytest.raises(UsageError, match=r"model: got 'me/mine'; is not in the catalogue: .*model"):
@@ -411,7 +416,7 @@ def test_a_model_is_named_in_the_file_a_folder_or_an_option(written: Any, tmp_pa
     assert asked_of(found, PLACE, tmp_path).arguments["model"].vocab_size == 32000
 
 
-def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(written: Any) -> None:
+def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(written):
     text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "huggyllama/llama-7b")
     text = text.replace("bf16: auto", "bf16: false").replace("2048", "8192")
     more = "lora_modules_to_save: [nonesuch]\nliger_fused_linear_cross_entropy: true\n"
@@ -446,14 +451,14 @@ def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(wri
         (r"model.layers.[\d]+.(q|v)_proj|lm_head", None),
     ],
 )  # fmt: skip
-def test_a_pattern_over_all_layers_is_read_by_its_names(pattern, names) -> None:
+def test_a_pattern_over_all_layers_is_read_by_its_names(pattern, names):
     fields = Fields({"lora_target_modules": pattern})
     found = _targets(fields, "lora_target_modules")
     assert found == (names or ["all-linear"])
     assert [one.key for one in fields.uncounted] == ([] if names else ["lora_target_modules"])
 
 
-def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:
+def test_deepspeed_is_read_from_beside_the_file_or_its_name(written, tmp_path):
     text = FULL.partition("fsdp_version")[0] + "deepspeed: ds/zero3.json\n"
     found = open_file(written(text)).found
     assert found.knobs["sharding"] == "full_shard"
@@ -467,7 +472,7 @@ def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_pa
         open_file(written(text.replace("ds/zero3", "mine")))
 
 
-def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(written: Any) -> None:
+def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(written):
     ring = FULL.replace("sample_packing: true", "context_parallel_size: 4")
     asked = asked_of(open_file(written(ring)).found, PLACE)
     assert asked.knobs["cp_size"] == 4

@@ -1,8 +1,6 @@
 """Files as people have them: what is taken from them, and what is refused."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +11,7 @@ from tuner.errors import UsageError
 from tuner.launchfiles.files import open_file
 from tuner.launchfiles.trainer import LIGER_CONFIG
 
-FSDP: dict[str, Any] = {
+FSDP = {
     "compute_environment": "LOCAL_MACHINE",
     "debug": False,
     "distributed_type": "FSDP",
@@ -35,7 +33,7 @@ FSDP: dict[str, Any] = {
     "use_cpu": False,
 }
 """As ``accelerate config`` writes it."""
-TRAINER: dict[str, Any] = {
+TRAINER = {
     "output_dir": "out",
     "learning_rate": 2e-5,
     "per_device_train_batch_size": 4,
@@ -43,18 +41,14 @@ TRAINER: dict[str, Any] = {
     "bf16": True,
     "gradient_checkpointing": True,
 }
-DEEPSPEED: dict[str, Any] = {
+DEEPSPEED = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 4,
     "zero_optimization": {"stage": 3},
-    "bf16": {
-        "enabled": True,
-        "bf16_master_weights_and_grads": True,
-        "bf16_optimizer_states": True,
-    },
+    "bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
     "gradient_clipping": 1.0,
 }
-NANOTRON: dict[str, Any] = {
+NANOTRON = {
     "parallelism": {"dp": 2, "tp": 4, "pp": 1, "tp_mode": "REDUCE_SCATTER", "pp_engine": "1f1b"},
     "tokens": {
         "sequence_length": 2048,
@@ -79,13 +73,13 @@ NANOTRON: dict[str, Any] = {
     },
 }
 BOMB = "\n".join(
-    ["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))],
+    ["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))]
 )
 """Some hundred bytes that stand for a hundred million values."""
 HERE = {"model": "llama-3.1-8b", "sequence_length": 2048, "cluster": "8xh100-80gb"}
 
 
-def changed(values: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+def changed(values, path, value):
     """A copy with another value at a dotted path."""
     name, _, rest = path.partition(".")
     inner = changed(values.get(name, {}), rest, value) if rest else value
@@ -93,10 +87,10 @@ def changed(values: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Any:
+def written(tmp_path):
     """Writes a file; its path."""
 
-    def write(values: Any) -> str:
+    def write(values):
         path = tmp_path / "file"
         path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
         return str(path)
@@ -104,7 +98,7 @@ def written(tmp_path: Path) -> Any:
     return write
 
 
-def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> None:
+def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written):
     found = open_file(written(FSDP)).found
     beside = dict(**HERE, global_batch_size=32, settings={"micro_batch_size": 4})
     case = case_of(found, beside)
@@ -124,7 +118,7 @@ def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> No
     assert not case.settings.sync_each_batch
 
 
-def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_path: Path) -> None:
+def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_path):
     braces = tmp_path / "braces.yaml"
     braces.write_text("{distributed_type: NO, num_processes: 1}")
     assert open_file(str(braces)).found.ranks == 1
@@ -143,7 +137,7 @@ def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_pa
     assert open_file(str(marked)).found.knobs["micro_batch_size"] == 3
 
 
-def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
+def test_a_file_of_nanotron_says_all_but_the_cluster(written):
     found = open_file(written(NANOTRON)).found
     case = case_of(found, dict(cluster="8xh100-80gb"))
     assert case.question.framework.name == "nanotron"
@@ -162,7 +156,7 @@ def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
         case_of(found, dict(cluster="8xh100-80gb", model="gpt2"))
 
 
-def test_inputs_of_layers_that_wait_on_the_host_are_read(written: Any) -> None:
+def test_inputs_of_layers_that_wait_on_the_host_are_read(written):
     plugin = changed(FSDP, "fsdp_config.fsdp_activation_checkpointing_offload", True)
     argument = changed(TRAINER, "gradient_checkpointing_kwargs", {"offload": True})
     sharded = {"fsdp": True, "fsdp_config": {
@@ -183,7 +177,7 @@ def test_inputs_of_layers_that_wait_on_the_host_are_read(written: Any) -> None:
             assert any("taken as full" in note for note in case.notes) is not acts
 
 
-REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
+REFUSED = [
     (FSDP, "fsdp_config.fsdp_version", 3, "fsdp_config.fsdp_version: got 3; must be 1 or 2"),
     (FSDP, "fsdp_config.fsdp_sharding_strategy", 1, "fsdp_sharding_strategy: got 1; is FSDP1's"),
     (changed(FSDP, "fsdp_config.fsdp_version", 1), "fsdp_config.fsdp_sharding_strategy", 6,
@@ -228,7 +222,7 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
 ]  # fmt: skip
 
 
-def test_what_is_not_predicted_is_refused(written: Any) -> None:
+def test_what_is_not_predicted_is_refused(written):
     for values, path, value, said in REFUSED:
         with pytest.raises(UsageError) as caught:
             open_file(written(changed(values, path, value)))
@@ -253,9 +247,7 @@ FSDP1 = "figures are of FSDP2's"
         ({}, 1, "full_shard", ""),
     ],
 )  # fmt: skip
-def test_fsdp1_is_read_as_the_fsdp2_that_corresponds(
-    written: Any, strategy: dict[str, Any], nodes: int, sharding: str, told: str
-) -> None:
+def test_fsdp1_is_read_as_the_fsdp2_that_corresponds(written, strategy, nodes, sharding, told):
     kept = {"fsdp_offload_params": "false", "fsdp_min_num_params": 0, "fsdp_use_orig_params": True}
     file = {**FSDP, "num_machines": nodes, "num_processes": 8 * nodes}
     found = open_file(written({**file, "fsdp_config": {**kept, **strategy}})).found
@@ -271,7 +263,7 @@ def test_fsdp1_is_read_as_the_fsdp2_that_corresponds(
     assert version in case.notes
 
 
-def test_the_trainers_words_are_fsdp1s_where_no_version_is_said(written: Any) -> None:
+def test_the_trainers_words_are_fsdp1s_where_no_version_is_said(written):
     for words, knobs in (
         ("full_shard auto_wrap", ("full_shard", False)),
         (["shard_grad_op", "auto_wrap", "offload"], ("shard_grad_op", True)),
@@ -284,14 +276,14 @@ def test_the_trainers_words_are_fsdp1s_where_no_version_is_said(written: Any) ->
         ]
 
 
-def test_nodes_that_shard_by_themselves_are_told_of_the_trainers_file(written: Any) -> None:
+def test_nodes_that_shard_by_themselves_are_told_of_the_trainers_file(written):
     options = {"version": 1, "sharding_strategy": "hybrid_shard"}
     found = open_file(written({**TRAINER, "fsdp": True, "fsdp_config": options})).found
     assert found.knobs["sharding"] == "full_shard"
     assert "each shards by itself" in str(found.uncounted[0])
 
 
-def test_what_no_version_says_is_told_of_fsdp1_alone(written: Any) -> None:
+def test_what_no_version_says_is_told_of_fsdp1_alone(written):
     file = {**TRAINER, "fsdp": True, "fsdp_config": {"reshard_after_forward": False}}
     passed_over, _ = map(str, open_file(written(file)).found.uncounted)
     assert "where FSDP1 shards, accelerate 1.15 passes over it" in passed_over
@@ -300,9 +292,7 @@ def test_what_no_version_says_is_told_of_fsdp1_alone(written: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "got"), [({"version": 1}, "1"), ({}, "nothing"), ({"version": 2}, "2")]
 )
-def test_an_older_trainer_is_refused_by_what_the_file_says(
-    written: Any, options: dict[str, Any], got: str
-) -> None:
+def test_an_older_trainer_is_refused_by_what_the_file_says(written, options, got):
     found = open_file(written({**TRAINER, "fsdp": True, "fsdp_config": options})).found
     stated = {"transformers": "4.57.6", "accelerate": "1.15.0", "torch": "2.13.0"}
     beside = {**HERE, "framework": "trainer", "framework_versions": stated}
@@ -310,7 +300,7 @@ def test_an_older_trainer_is_refused_by_what_the_file_says(
         case_of(found, beside)
 
 
-def test_figures_of_versions_with_fsdp1_are_its_own(written: Any) -> None:
+def test_figures_of_versions_with_fsdp1_are_its_own(written):
     options = {"fsdp_sharding_strategy": "SHARD_GRAD_OP"}
     found = open_file(written({**FSDP, "fsdp_config": options})).found
     for release, told in (("1.4.0", False), ("1.6.0", True)):
@@ -321,7 +311,7 @@ def test_figures_of_versions_with_fsdp1_are_its_own(written: Any) -> None:
         assert [FSDP1 in str(one) for one in lines] == [True] * told
 
 
-def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:
+def test_ligers_kernels_fuse_the_loss_of_a_file(written):
     """All of them are on where none is named; a model that it has none for keeps its own loss."""
     alone = {name: name == "fused_linear_cross_entropy" for name in LIGER_CONFIG}
     plain, bare, only, off = (
@@ -348,7 +338,7 @@ def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:
         case_of(fused, {**HERE, "framework": "accelerate"})
 
 
-CONTRADICTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+CONTRADICTED = [
     (FSDP, {"cluster": "4xh100-80gb"}, "num_processes: got 8; 4xh100-80gb has 4 ranks"),
     (FSDP, {"cluster": "2x4xh100-80gb"}, "num_machines: got 1; 2x4xh100-80gb has 2"),
     (FSDP, {"precision": "bf16"}, "precision: got 'bf16'; the file says bf16_mixed"),
@@ -376,9 +366,9 @@ CONTRADICTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
+def test_what_is_said_twice_must_be_the_same(written):
     for values, more, said in CONTRADICTED:
-        facts: dict[str, Any] = {**HERE, "global_batch_size": 32}
+        facts = {**HERE, "global_batch_size": 32}
         if "distributed_type" in values:
             facts["settings"] = {"micro_batch_size": 4}
         with pytest.raises(UsageError) as caught:
@@ -404,7 +394,7 @@ def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
         ("output_dir: a\nx: &x [*x]", "must hold 100000 values at most"),
     ],
 )
-def test_a_file_that_is_none_is_refused(written: Any, text: str, said: str) -> None:
+def test_a_file_that_is_none_is_refused(written, text, said):
     with pytest.raises(UsageError) as caught:
         open_file(written(text))
     assert said in str(caught.value)

@@ -1,9 +1,7 @@
 """What is exported is read back as what it was, in every format that can be checked."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,14 +10,13 @@ from tests.unit.launchfiles.cases import CASES, EXAMPLES
 from tests.unit.launchfiles.test_contract import canonical
 from tuner.client.files import case_of
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import KNOBS, Settings, parse_settings
+from tuner.core.configuration import KNOBS, parse_settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS, About, export, why_not
-from tuner.launchfiles.fields import Found
 from tuner.launchfiles.files import READERS, read_text
 from tuner.model import load_model
 from tuner.space import enumerate_space
@@ -27,7 +24,7 @@ from tuner.space import enumerate_space
 ABOUT = About(study_id="st-0123456789ab", date="2026-01-15", provenance=Provenance.MEASURED)
 CLUSTERS = {"l4": 4, "8xa100-80gb": 16, "2x4xh100-80gb": 16}
 """Global batch sizes by cluster."""
-WORKLOADS: tuple[dict[str, Any], ...] = (
+WORKLOADS = (
     {"precision": Precision.BF16, "optimizer": Optimizer.ADAMW},
     {"precision": Precision.BF16_MIXED, "optimizer": Optimizer.SGD},
     {"precision": Precision.FP32, "optimizer": Optimizer.ADAMW_8BIT},
@@ -39,7 +36,7 @@ SHARDED_IN_FP32 = {"precision": Precision.BF16_MIXED, "reduce_dtype": ReduceDtyp
 """As torchtitan reduces them."""
 
 
-def questions(stack: FrameworkName, format_name: str) -> Iterator[Question]:
+def questions(stack, format_name):
     """Of this stack."""
     model = load_model("stories15m")
     more_of = SHARDED_IN_FP32 if format_name == "torchtitan" else WORKLOADS[0]
@@ -54,12 +51,10 @@ def questions(stack: FrameworkName, format_name: str) -> Iterator[Question]:
         )
 
 
-def beside(
-    question: Question, settings: Settings, said: set[str], decided: set[str]
-) -> dict[str, Any]:
+def beside(question, settings, said, decided):
     """All that the file does not say."""
     work = question.workload
-    facts: dict[str, Any] = {
+    facts = {
         "model": work.model,
         "sequence_length": work.sequence_length,
         "global_batch_size": work.global_batch_size,
@@ -85,19 +80,19 @@ STACKS = {"nanotron": (FrameworkName.NANOTRON,), "trainer": (FrameworkName.TRAIN
 
 
 @pytest.mark.parametrize("format_name", [one for one in READERS if one in FORMATS])
-def test_what_is_exported_is_read_back(format_name: str) -> None:
+def test_what_is_exported_is_read_back(format_name):
     seen = set()
     usual = (FrameworkName.TORCH, FrameworkName.ACCELERATE)
     for stack in STACKS.get(format_name, usual):
-        for question in questions(stack, format_name):
-            for settings in enumerate_space(question).legal:
+        for number, question in enumerate(questions(stack, format_name)):
+            for settings in enumerate_space(question).legal[number % 3 :: 3]:
                 if why_not(format_name, question, settings) is None:
                     check(format_name, question, settings)
                     seen.add((str(settings.sharding), question.cluster.name))
     assert len(seen) > 2, seen
 
 
-def check(format_name: str, question: Question, settings: Settings) -> None:
+def check(format_name, question, settings):
     text = export(format_name, question, settings, ABOUT)
     opened = read_text(text, FORMATS[format_name].file_name)
     values, found = opened.values, opened.found
@@ -117,7 +112,7 @@ def check(format_name: str, question: Question, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("format_name", [one for one in FORMATS if one != "trainer"])
-def test_what_is_exported_says_all_that_a_check_needs(format_name: str) -> None:
+def test_what_is_exported_says_all_that_a_check_needs(format_name):
     known, seen = FORMATS[format_name], 0
     parts = [EXAMPLES[format_name].parts(), *(case.parts() for case in CASES.values())]
     for stack in STACKS.get(format_name, (FrameworkName.TORCH, FrameworkName.ACCELERATE)):
@@ -138,7 +133,7 @@ def test_what_is_exported_says_all_that_a_check_needs(format_name: str) -> None:
     assert seen > 3
 
 
-def test_what_was_changed_since_goes_before_the_header() -> None:
+def test_what_was_changed_since_goes_before_the_header():
     question, settings = EXAMPLES["accelerate"].parts()
     text = export("accelerate", question, settings, ABOUT)
     changed = text.replace("fsdp_offload_params: true", "fsdp_offload_params: false")
@@ -169,11 +164,11 @@ def test_what_was_changed_since_goes_before_the_header() -> None:
 
 
 @pytest.mark.parametrize("format_name", ["env", "torchrun", "sbatch", "kubernetes"])
-def test_a_variable_that_was_changed_is_not_passed_over(format_name: str) -> None:
+def test_a_variable_that_was_changed_is_not_passed_over(format_name):
     question, settings = EXAMPLES[format_name].parts()
     name, text = FORMATS[format_name].file_name, export(format_name, question, settings, ABOUT)
 
-    def changed(variable: str, value: str) -> Found:
+    def changed(variable, value):
         wanted = re.compile(rf"(TUNED_{variable}(?:=|\n\s+value: ))\S+")
         found, count = wanted.subn(rf"\g<1>{value}", text)
         assert count == 1
@@ -206,7 +201,7 @@ def test_a_variable_that_was_changed_is_not_passed_over(format_name: str) -> Non
         ("env", "TUNED_CLUSTER=", "TUNED_CLUSTER=4xh100-80gb #", "TUNED_WORLD_SIZE: got"),
     ],
 )
-def test_a_file_that_starts_other_ranks_is_refused(format_name, was, put, said) -> None:
+def test_a_file_that_starts_other_ranks_is_refused(format_name, was, put, said):
     name, text = FORMATS[format_name].file_name, written(format_name)
     changed = text.replace(was, put)
     assert changed != text
@@ -214,18 +209,18 @@ def test_a_file_that_starts_other_ranks_is_refused(format_name, was, put, said) 
         case_of(read_text(changed, name).found, {})
 
 
-def written(format_name: str) -> str:
+def written(format_name):
     return export(format_name, *EXAMPLES[format_name].parts(), ABOUT)
 
 
-def test_ranks_that_a_command_leaves_to_the_machine_are_told() -> None:
+def test_ranks_that_a_command_leaves_to_the_machine_are_told():
     changed = re.sub("--nproc-per-node [0-9]+", "--nproc-per-node gpu", written("torchrun"))
     (note,) = read_text(changed, "torchrun.sh").found.notes
     assert "TUNED_WORLD_SIZE is taken for right" in note
     assert read_text(written("torchrun"), "torchrun.sh").found.notes == ()
 
 
-def test_a_precision_that_the_file_no_longer_says_is_the_weights() -> None:
+def test_a_precision_that_the_file_no_longer_says_is_the_weights():
     text = export("accelerate", *CASES["bf16_mixed"].parts(), ABOUT)
     changed = text.replace("mixed_precision: bf16", "mixed_precision: 'no'")
     assert changed != text
@@ -244,7 +239,7 @@ def test_a_precision_that_the_file_no_longer_says_is_the_weights() -> None:
         case_of(read_text(changed, "a.yaml").found, {})
 
 
-def test_code_in_comments_is_told_to_be_unseen() -> None:
+def test_code_in_comments_is_told_to_be_unseen():
     notes = read_text(written("accelerate"), "a.yaml").found.notes
     assert any("the script in its comments are not seen" in note for note in notes)
 
@@ -260,7 +255,7 @@ BROKEN = (
 
 
 @pytest.mark.parametrize("line", BROKEN, ids=range(len(BROKEN)))
-def test_a_header_that_was_broken_is_told(line: str) -> None:
+def test_a_header_that_was_broken_is_told(line):
     text = export("env", *EXAMPLES["env"].parts(), ABOUT)
     broken = re.sub("(?m)(?:^#   .*\n)+", lambda _: f"#   {line}\n", text)
     assert broken != text
@@ -269,7 +264,7 @@ def test_a_header_that_was_broken_is_told(line: str) -> None:
 
 
 @pytest.mark.parametrize("format_name", ["accelerate", "torchtitan", "trainer-flags"])
-def test_context_parallelism_is_written_and_read(format_name: str) -> None:
+def test_context_parallelism_is_written_and_read(format_name):
     """Of the Trainer's arguments the shell's variables say it, and its header."""
     chosen = parse_settings(
         "sharding=full_shard,cp_size=4,gradient_accumulation_steps=2,activation_checkpointing=full"

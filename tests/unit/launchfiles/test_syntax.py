@@ -1,7 +1,5 @@
 """Fields in TOML, in flags of a command and in Python: read, and changed where they stand."""
 
-from typing import Any
-
 import pytest
 
 from tuner.client.files import asked_of
@@ -61,8 +59,8 @@ RUN_CLM = FLAGS.replace("sft.py", "run_clm.py").replace("--max-length", "--block
 
 
 @pytest.fixture
-def written(tmp_path: Any) -> Any:
-    def write(name: str, text: str) -> str:
+def written(tmp_path):
+    def write(name, text):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8")
         return str(path)
@@ -109,14 +107,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "text", "format_name", "facts", "best", "lines"), CASES)
 def test_a_file_is_read_and_changed_where_its_fields_stand(
-    written: Any,
-    name: str,
-    text: str,
-    format_name: str,
-    facts: dict[str, Any],
-    best: str,
-    lines: dict[str, str],
-) -> None:
+    written, name, text, format_name, facts, best, lines
+):
     path = written(name, text)
     question = read_question(path, None, {**PLACE, "fidelity": "predicted"})
     assert question.opened.found.format_name == format_name
@@ -133,7 +125,7 @@ def test_a_file_is_read_and_changed_where_its_fields_stand(
     assert made == expected
 
 
-def test_what_is_not_there_is_put_in_or_asked_for(written: Any) -> None:
+def test_what_is_not_there_is_put_in_or_asked_for(written):
     short = TOML.partition("[activation_checkpoint]")[0]  # whose default is every second layer
     question = read_question(written("a.toml", short), None, {**PLACE, "fidelity": "predicted"})
     wanted = parse_settings("sharding=full_shard,activation_checkpointing=full,micro_batch_size=1")
@@ -154,34 +146,32 @@ def test_what_is_not_there_is_put_in_or_asked_for(written: Any) -> None:
         ("a.sh", "echo", r"is like none of the formats"),
     ],
 )
-def test_a_text_that_is_no_configuration_is_refused(
-    written: Any, name: str, text: str, why: str
-) -> None:
+def test_a_text_that_is_no_configuration_is_refused(written, name, text, why):
     with pytest.raises(UsageError, match=why):
         open_file(written(name, text))
 
 
-def test_other_parallelism_of_torchtitans_is_not_predicted(written: Any) -> None:
+def test_other_parallelism_of_torchtitans_is_not_predicted(written):
     path = written("a.toml", TOML.replace("-1", "-1\nexpert_parallel_degree = 2"))
     with pytest.raises(NotCoveredError, match=r"expert_parallel_degree: .*not predicted"):
         asked_of(open_file(path).found, PLACE)
 
 
-def test_torchtitans_context_parallelism_is_read(written: Any) -> None:
+def test_torchtitans_context_parallelism_is_read(written):
     path = written("a.toml", TOML.replace("-1", "-1\ncontext_parallel_degree = 2"))
     asked = asked_of(open_file(path).found, PLACE)
     assert asked.knobs["cp_size"] == 2
     assert asked.arguments["global_batch_size"] == 64
 
 
-def _options(parser: Any) -> list[str]:
+def _options(parser):
     """A parser's long options, each with a value where it takes one."""
     longest = [(max(one.option_strings, key=len), one.nargs) for one in parser._actions
                if one.option_strings]  # fmt: skip
     return [f"{name} 1" if nargs is None else name for name, nargs in longest if name[:2] == "--"]
 
 
-def test_flags_of_launchers_are_none_of_the_scripts(written: Any) -> None:
+def test_flags_of_launchers_are_none_of_the_scripts(written):
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 
@@ -204,7 +194,7 @@ SHARDING = (
 
 
 @pytest.mark.parametrize("flag", SHARDING)
-def test_a_launcher_that_shards_is_not_taken_for_ddp(written: Any, flag: str) -> None:
+def test_a_launcher_that_shards_is_not_taken_for_ddp(written, flag):
     text = RUN_CLM.replace("launch run", f"launch {flag} z3.yaml run")
     with pytest.raises(UsageError, match=rf"{flag}: got 'z3.yaml'; is the launcher's"):
         open_file(written("a.sh", text))

@@ -24,7 +24,7 @@ H200 = ReportedGpu(name="NVIDIA H200", memory_mib=143771)
 
 @pytest.fixture
 def has(monkeypatch):
-    def set_up(*gpus: ReportedGpu, memory_gib: int = 16) -> None:
+    def set_up(*gpus, memory_gib=16):
         monkeypatch.setattr(machine, "visible_gpus", lambda: gpus)
         monkeypatch.setattr(machine, "memory_bytes", lambda: memory_gib * GIB)
 
@@ -90,7 +90,7 @@ def test_calibrated_links_are_asked_for_only_where_none_are_stated(has):
     assert best_fidelity(question(cluster), lambda: found)[0] is Fidelity.EMULATED
     assert best_fidelity(question(cluster), lambda: None)[0] is Fidelity.PREDICTED
 
-    def unasked() -> None:
+    def unasked():
         raise AssertionError
 
     stated = cpu_cluster(4, 8, Link(bytes_per_s=1e9))
@@ -121,7 +121,7 @@ def machine_of(*gpus, memory_gib=16, trouble=""):
 def unseen(monkeypatch):
     """What would look at this machine fails."""
 
-    def look(*_: object) -> None:
+    def look(*_):
         raise AssertionError
 
     for name in ("visible_gpus", "memory_bytes", "usable_cores"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.records import VERSIONS
 from tuner.client.doctor import CHECKED, GpuLook, diagnose
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS
 from tuner.core.measurement import Outcome
 from tuner.guard.check import CheckState, GuardCheck
@@ -30,7 +30,7 @@ def verdicts():
 
 
 def look(given, versions=None, cluster="cpu:2"):
-    def here() -> Cluster:
+    def here():
         return parse_cluster(cluster)
 
     return diagnose(given, versions=VERSIONS if versions is None else versions, cluster=here)

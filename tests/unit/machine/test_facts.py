@@ -13,14 +13,14 @@ L4 = ReportedGpu(name="NVIDIA L4", memory_mib=23034)
 
 
 def answers(monkeypatch, stdout, returncode=0):
-    def run(argv: object, **_: object) -> subprocess.CompletedProcess[str]:
+    def run(argv, **_):
         return subprocess.CompletedProcess([], returncode, stdout, "")
 
     monkeypatch.setattr(subprocess, "run", run)
 
 
 def raises(monkeypatch, error):
-    def run(*_: object, **__: object) -> None:
+    def run(*_, **__):
         raise error
 
     monkeypatch.setattr(subprocess, "run", run)

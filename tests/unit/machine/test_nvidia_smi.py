@@ -18,7 +18,7 @@ def root(tmp_path):
 
 
 def answers(monkeypatch, answer):
-    def run(argv: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(argv, **_):
         words = answer.listing if argv[1:] == ("-L",) else answer.rows
         return subprocess.CompletedProcess(argv, answer.code, words, "")
 
@@ -58,7 +58,7 @@ def test_other_failures_are_errors_where_the_kernel_shows_a_gpu(monkeypatch, roo
 
 
 def test_a_gpu_without_nvidia_smi_is_named(monkeypatch, root):
-    def run(*_: object, **__: object) -> None:
+    def run(*_, **__):
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(subprocess, "run", run)

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from tuner.model.checks import check_fields
 from tuner.model.fields import ARCHITECTURES
 
 TYPES = sorted(ARCHITECTURES)
-TINY: dict[str, Any] = {
+TINY = {
     "model_type": "llama",
     "vocab_size": 64,
     "hidden_size": 32,
@@ -162,7 +161,7 @@ def small_configs(draw):
     heads, kv_groups = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
     kv_heads = max(1, heads // kv_groups)
     layers = draw(st.integers(1, 3))
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": draw(st.integers(1, 50)),
         "hidden_size": heads * 16,
         "intermediate_size": draw(st.integers(1, 40)),
@@ -201,7 +200,7 @@ def test_any_accepted_configuration_builds_with_the_parameters_counted(config):
 
 
 # Values that are refused by their field alone, and then fields that do not go together.
-BAD: dict[str, list[Any]] = {
+BAD = {
     "num_hidden_layers": [-3, 0, 10**30, 1025, True, "2", 2.0],
     "hidden_size": [[32]], "rms_norm_eps": [float("nan"), 0], "attention_dropout": [1.5],
     "tie_word_embeddings": [1], "hidden_act": ["xielu"], "num_attention_heads": [3],
@@ -215,7 +214,7 @@ BAD: dict[str, list[Any]] = {
     "n_shared_experts": [2], "is_encoder_decoder": [True], "use_bidirectional_attention": [True],
     "rope_theta": [0.5], "rope_scaling": ["linear"], "partial_rotary_factor": [0.5],
 }  # fmt: skip
-TOGETHER: list[tuple[dict[str, Any], str]] = [
+TOGETHER = [
     ({"model_type": "gpt_neox", "head_dim": 4}, "head_dim"),
     ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok"),
     ({"model_type": "mixtral", "num_local_experts": 4, "num_experts": 8}, "num_experts"),
@@ -246,7 +245,7 @@ def test_a_bad_field_is_named():
 
 
 # Of a type that only dry runs know, whatever names code or a place, at any depth, is refused.
-TRACED_BAD: dict[str, Any] = {
+TRACED_BAD = {
     "auto_map": {"AutoConfig": "configuration_x.X"}, "n_layer": 0, "n_embd": 2**25,
     "backbone": "org/repo", "part": {"trust_remote_code": True}, "parts": [{"name": "../x"}],
     "word": "x" * 101, "attn_implementation": "org/repo",
@@ -373,7 +372,7 @@ def test_a_huge_file_is_refused_unread(tmp_path, monkeypatch):
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
 
-    def opened(*arguments: object) -> int:
+    def opened(*arguments):
         raise AssertionError("it was opened")
 
     monkeypatch.setattr("tuner.model.shape.os.open", opened)

@@ -6,7 +6,7 @@ from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.conftest import app, settings, store, url
-from tests.unit.pages.html import Element, read_page
+from tests.unit.pages.html import read_page
 
 __all__ = ["app", "settings", "store", "url"]
 
@@ -25,7 +25,7 @@ def browser(app):
 @pytest.fixture
 def page(browser):
 
-    def show(path: str, status: int = 200) -> Element:
+    def show(path, status=200):
         answer = browser.get(path)
         assert answer.status_code == status, answer.text
         assert answer.headers["content-type"].startswith("text/html")

@@ -26,7 +26,7 @@ def declared(css):
 
 def colours(scheme):
     """Custom properties of pages with charts; dark ones replace light ones."""
-    found: dict[str, str] = {}
+    found = {}
     for css in (sheet("style.css"), sheet("charts.css")):
         found |= declared(DARK.sub("", css))
     for css in (sheet("style.css"), sheet("charts.css")) if scheme == "dark" else ():

@@ -10,7 +10,6 @@ from api.pages import listing
 from api.pages.form import all_wrong, read_form, texts_of
 from api.pages.listing import COLUMNS, STARTS, Wanted, csv_of, list_studies
 from tests.unit.api.studies import MEASURED, WORKLOAD, finish, probe, question_of
-from tests.unit.pages.html import Element
 from tuner.core.quantity import Provenance
 from tuner.core.study import Limits, StudyState
 
@@ -142,7 +141,7 @@ def test_search_filters_and_pages_are_in_the_address(page, store, monkeypatch):
     names = ["größe & <b>co</b>" if number % 2 else "qwen" for number in range(5)]
     asked = [ask(store, number, model=name).id for number, name in enumerate(names)]
 
-    def ids(shown: Element) -> list[str]:
+    def ids(shown):
         return [one["id"] for one in shown.find("tr", class_="study")]
 
     first = page("/?query=cpu&state=queued")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from datetime import datetime
-from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -39,13 +38,13 @@ async def watch(context, study_id, seen, **known):
     """What one viewer is sent, until the end."""
     async with context.poller.listen(study_id) as feed:
         assert feed is not None
-        async for sent in module.stream_page(context, None, feed, **known):  # type: ignore[arg-type]
+        async for sent in module.stream_page(context, None, feed, **known):
             assert sent.raw_data is not None
             seen.append({"id": sent.id, **json.loads(sent.raw_data)})
 
 
 def run(*work):
-    async def limited() -> None:
+    async def limited():
         await asyncio.wait_for(asyncio.gather(*(one() for one in work)), WITHIN_S)
 
     asyncio.run(limited())
@@ -57,9 +56,9 @@ async def until(ready):
 
 
 def test_a_viewer_is_sent_each_change_and_the_end(store, context, study_id):
-    seen: list[Any] = []
+    seen = []
 
-    async def happen() -> None:
+    async def happen():
         await until(lambda: len(seen) == 1)
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED, "enough")
 
@@ -75,13 +74,13 @@ def test_a_viewer_is_sent_each_change_and_the_end(store, context, study_id):
 
 def test_a_viewer_is_told_when_the_worker_is_silent_without_an_event(store, context, study_id):
     claimed(store, study_id)
-    seen: list[Any] = []
+    seen = []
 
-    def run_out() -> None:
+    def run_out():
         with store.transactions.write() as session:
             session.execute(update(AttemptRow).values(lease_until=datetime(2000, 1, 1, 12)))
 
-    async def happen() -> None:
+    async def happen():
         await until(lambda: len(seen) == 1)
         assert "#2 is running" in seen[0]["said"]
         await asyncio.to_thread(run_out)

@@ -1,9 +1,13 @@
-"""The environment of templates: what it escapes, and figures as they are written."""
+"""Templates: what they escape, and figures as they are written; and the files that pages load."""
 
 from datetime import UTC, datetime
+from hashlib import sha256
+
+import pytest
+from starlette.testclient import TestClient
 
 from api.pages import render
-from api.pages.render import breakable, linked, sentence
+from api.pages.render import FAVICON, FOR_EVER, asset_url, assets, breakable, linked, sentence
 from tests.unit.pages.html import read_part
 
 
@@ -57,3 +61,48 @@ def test_sentences_are_text_in_which_probes_of_the_study_are_links():
     assert sentence("nothing fits: a=1,b=2") == "Nothing fits: a=1, b=2"
     assert sentence("") == ""
     assert breakable("tp_size=2 <b>") == "tp_<wbr>size=<wbr>2 &lt;b&gt;"
+
+
+@pytest.fixture
+def stranger(guarded):
+    return TestClient(guarded, base_url="http://localhost", client=("192.0.2.1", 50000))
+
+
+def test_each_file_is_served_and_may_be_kept(stranger):
+    for name, asset in assets().items():
+        answer = stranger.get(asset_url(name))
+        assert (answer.status_code, answer.content) == (200, asset.content), name
+        assert asset_url(name).split("/")[2] == sha256(asset.content).hexdigest()[:16]
+        assert answer.headers["content-type"] == asset.media_type
+        assert answer.headers["cache-control"] == FOR_EVER
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "set-cookie" not in answer.headers
+    with pytest.raises(KeyError):
+        asset_url("nothing.css")
+
+
+def test_its_tag_saves_sending_it_again(stranger):
+    address = asset_url("style.css")
+    tag = stranger.get(address).headers["etag"]
+    for known in (tag, f'W/{tag}, "other"'):
+        answer = stranger.get(address, headers={"If-None-Match": known})
+        assert (answer.status_code, answer.content) == (304, b"")
+        assert answer.headers["cache-control"] == FOR_EVER
+    assert stranger.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
+    head = stranger.head(address, headers={"Accept-Encoding": "identity"})
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) == len(assets()["style.css"].content)
+    # As while two releases of the service answer side by side.
+    old = stranger.get("/static/0000000000000000/style.css")
+    assert old.content == assets()["style.css"].content
+    assert old.headers["cache-control"] == "public, no-cache"
+    assert stranger.get("/favicon.ico").content == assets()[FAVICON].content
+
+
+def test_there_is_nothing_else(stranger):
+    for path in ("/static/0/nothing.css", "/static/0/..%2frender.py", "/static/../render.py",
+                 "/static/0/%2e%2e/render.py", "/static/0/__init__.py", "/static/0/",
+                 "/static/0/style.css/", "/static/0/%00"):  # fmt: skip
+        answer = stranger.get(path)
+        assert answer.status_code in (400, 401, 404), path
+        assert answer.headers["content-type"] == "application/problem+json"

@@ -2,10 +2,8 @@
 
 import logging
 import re
-from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import func, select, text
 
 from api.app import create_app
@@ -33,7 +31,7 @@ def key(keys):
 def app(store):
     """The service with such settings; keys are needed unless they say otherwise."""
 
-    def make(**given: Any) -> FastAPI:
+    def make(**given):
         return create_app(store, Settings(_env_file=None, **{"require_keys": True, **given}))
 
     return make
@@ -92,7 +90,7 @@ def test_each_sign_in_is_a_session_of_its_own(browser, key, store):
     browser.sign_in(key)
     first = browser.session()
     assert first not in (None, planted)
-    old = Browser(browser.app)  # type: ignore[arg-type]
+    old = Browser(browser.app)
     old.cookies.set("tuner_session", first or "")
     assert old.get("/").status_code == 200
     browser.submit("/sign-in", {"key": key}, page="/")

@@ -90,7 +90,7 @@ class Asked:
 def play_at_once(study, run, at_once, draw, most=500):
     """Ask and measure, with several probes on their way, which end in any order."""
     limit = study.limits.limit_bytes(study.question.cluster)
-    asked: list[Asked] = []
+    asked = []
     for _ in range(2 * most):
         pending = [p for p in study.probes if p.state is not ProbeState.DONE]
         step = next_probe(study, beside=True) if len(pending) < at_once else Wait()

@@ -8,11 +8,11 @@ from tests.models import TINY
 from tests.questions import question_about
 from tests.unit.made import ok, study_of
 from tuner.core.configuration import Sharding, parse_settings
-from tuner.core.measurement import Basis, Fidelity, Measurement
+from tuner.core.measurement import Basis, Fidelity
 from tuner.core.packing import Packing
 from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
-from tuner.core.study import Question, Study, StudyState
+from tuner.core.study import StudyState
 from tuner.explain.known import answer
 from tuner.planner import Stop, is_answered
 from tuner.planner.knowledge import learned
@@ -119,12 +119,11 @@ NOT_FIT = "None of the settings probed was seen to fit"
 @pytest.fixture
 def question(lab):
     """On GPUs, whose rates the catalogue knows."""
-    question: Question = lab.question("8xa100-80gb", 64)
-    return question
+    return lab.question("8xa100-80gb", 64)
 
 
 def asked(lab, question, **limits):
-    study: Study = lab.study(question, **{"memory_limit_bytes": None, **limits})
+    study = lab.study(question, **{"memory_limit_bytes": None, **limits})
     return replace(study, state=StudyState.QUEUED)
 
 
@@ -211,7 +210,7 @@ def test_of_a_script_is_said_what_was_counted(tmp_path):
     script = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
     asked = question_about(TINY, "cpu:2", tokens=32, batch=8, script=script, packing=Packing())
 
-    def ran(loss: float, count: int) -> Measurement:
+    def ran(loss, count):
         return replace(
             ok(0.1 * count, 20, [count]),
             losses=(loss, loss / 2),

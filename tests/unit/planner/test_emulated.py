@@ -50,7 +50,7 @@ def study_of(lab, *probes, **limits):
 
 def test_a_whole_study_is_labelled_emulated(lab):
     class Alone(lab.Machine):
-        def run(self, request: ProbeRequest, limit: int) -> Measurement:
+        def run(self, request, limit):
             assert request.fidelity is Fidelity.EMULATED
             tiny = Exposed(value_s=1e-3, low_s=1e-3, high_s=1e-3)
             return emulated(super().run(request, limit), tiny)

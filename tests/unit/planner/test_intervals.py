@@ -16,7 +16,7 @@ Noise = Callable[[random.Random], float]
 
 RARELY_SLOW = [1.0] * 19 + [3.0]
 
-NOISES: dict[str, Noise] = {
+NOISES = {
     "none": lambda _: 1.0,
     "1%": lambda draw: 1 + 0.01 * draw.gauss(0, 1),
     "5%": lambda draw: 1 + 0.05 * draw.gauss(0, 1),
@@ -55,7 +55,7 @@ def covered(noise, *, runs, count, variation=None):
         fixed, each = draw.uniform(0.02, 0.6), draw.uniform(0.1, 2.0)
         planted = Planted(noise, a_variation(draw) if variation is None else variation)
 
-        def truth(n: int, fixed: float = fixed, each: float = each) -> float:
+        def truth(n, fixed=fixed, each=each):
             return fixed + n * each
 
         found = step_time([planted.run(draw, truth, count) for _ in range(runs)], count)

@@ -149,7 +149,7 @@ def test_a_spent_budget_does_not_prove_that_nothing_fits(lab):
 def test_that_nothing_fits_is_not_said_where_some_failed_otherwise(lab):
     """All that is not checkpointed is too large, and all that is crashes."""
 
-    def fail(one: Settings) -> Outcome | None:
+    def fail(one):
         return Outcome.CRASHED if one.activation_checkpointing is Checkpointing.FULL else None
 
     question = lab.question(activation_checkpointing=(Checkpointing.NONE, Checkpointing.FULL))
@@ -264,7 +264,7 @@ def pending(study, *requests):
 
 def several(study, count):
     """The next probes, each planned while those before it run."""
-    found: list[ProbeRequest] = []
+    found = []
     for _ in range(count):
         step = next_probe(pending(study, *found), beside=True)
         assert isinstance(step, ProbeRequest)

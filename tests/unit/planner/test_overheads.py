@@ -6,7 +6,6 @@ import pytest
 
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Probe, Question, Study
 from tuner.cost.constants import default_costs
 from tuner.planner.forecast import forecast
 from tuner.planner.knowledge import overheads
@@ -19,19 +18,17 @@ HALVES = replace(FULL, tp_size=2, tp_recompute_allgather=True, gradient_accumula
 
 @pytest.fixture
 def question(lab):
-    found: Question = lab.question("8xa100-80gb", 64)
-    return found
+    return lab.question("8xa100-80gb", 64)
 
 
 def seen(lab, number, settings, overhead_mib):
     count = settings.gradient_accumulation_steps
     found = lab.ok(1.0, MIB, count=count, overhead=overhead_mib * MIB)
-    probe: Probe = lab.probe(number, settings, found)
-    return probe
+    return lab.probe(number, settings, found)
 
 
 def study_of(lab, question, *probes, **limits):
-    found: Study = lab.study(question, **{"memory_limit_bytes": None, **limits})
+    found = lab.study(question, **{"memory_limit_bytes": None, **limits})
     return replace(found, probes=probes)
 
 

@@ -1,9 +1,8 @@
 """Predicted studies, played through with dry runs that say what the test wants."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,16 +16,7 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import (
-    MOST_DRY_RUNS,
-    MOST_LAYOUTS,
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-)
+from tuner.core.study import MOST_DRY_RUNS, MOST_LAYOUTS, Limits, Probe, ProbeRequest, ProbeState
 from tuner.core.words import describe
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
@@ -41,10 +31,6 @@ from tuner.results.what_if import Predictor
 GIB = 2**30
 FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator": "aten::odd"}
 
-Says = Callable[[Settings], float | Mapping[str, str]]
-"""GiB at a micro-batch of one sequence, or an error, of a layout."""
-Play = Callable[..., tuple[Study, Stop]]
-
 
 def ask(name="torch", cluster="8xh100-80gb", **knobs):
     stated = {} if name == "nanotron" else {"torch": "2.13.0"}
@@ -56,7 +42,7 @@ def ask(name="torch", cluster="8xh100-80gb", **knobs):
 def predicted(lab):
     """A predicted study."""
 
-    def make(question: Question | None = None, **limits: Any) -> Study:
+    def make(question=None, **limits):
         known = {"fidelity": Fidelity.PREDICTED, "max_probes": 3, "memory_limit_bytes": None}
         return lab.study(question or ask(), **{**known, **limits})
 
@@ -67,7 +53,7 @@ def predicted(lab):
 def play(dry_run_of):
     """Play a study through: ``play(study, says)``."""
 
-    def run(study: Study, says: Says, most: int = 60) -> tuple[Study, Stop]:
+    def run(study, says, most=60):
         for _ in range(most):
             plan = next_probe(study)
             if isinstance(plan, Stop):
@@ -117,7 +103,7 @@ def test_the_layout_of_the_winner_is_dry_run(predicted, play):
 
 
 def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted, play):
-    def says(settings: Settings) -> float:
+    def says(settings):
         checkpointed = settings.activation_checkpointing is Checkpointing.FULL
         return 20.0 if checkpointed else 500.0
 
@@ -318,7 +304,7 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_request(pr
     assert is_answered(settled)
 
 
-def finding(seconds: float, needed: int, **knobs: Any) -> SimpleNamespace:
+def finding(seconds, needed, **knobs):
     return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, most_bytes=needed)
 
 

@@ -3,7 +3,6 @@
 import json
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from tests.unit.planner.conftest import done, play
 from tests.unit.planner.machines import Rough, all_finite, needs_bytes, play_at_once, ruled_out
 from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
+from tuner.core.study import Probe, ProbeRequest, ProbeState
 from tuner.explain.known import answer
 from tuner.planner import is_answered, next_probe
 from tuner.planner.knowledge import learned
@@ -58,7 +57,7 @@ def test_it_ends_when_all_probes_end_alike(lab, outcome):
     study = rough_study(lab, ("cpu:2", 8), 4000, max_probes=400)
     legal = len(enumerate_space(study.question).legal)
 
-    def run(request: ProbeRequest, limit: int) -> Measurement:
+    def run(request, limit):
         if outcome is Outcome.OOM:
             return lab.oom(2 * limit, limit)
         if outcome is Outcome.STOPPED_EARLY:
@@ -171,12 +170,12 @@ def histories(draw):
     limit_mib, count = draw(LIMITS_MIB), draw(st.integers(1, 24))
     fidelity, before = draw(st.sampled_from(PROBED)), draw(st.integers(0, 24))
 
-    def made(lab: SimpleNamespace) -> Study:
+    def made(lab):
         study = rough_study(lab, where, limit_mib, fidelity=fidelity, max_probes=40)
         random_ = random.Random(seed)
         legal = enumerate_space(study.question).legal
         few = random_.sample(legal, min(len(legal), 8))
-        probes: list[Probe] = []
+        probes = []
         for number in range(1, count + 1):
             one = random_.choice(few)
             request = ProbeRequest(

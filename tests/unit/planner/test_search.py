@@ -25,7 +25,7 @@ def hangs(lab, study, does):
     """The study played through on a machine on which some settings hang until the deadline."""
 
     class Machine(lab.Machine):
-        def run(self, request: ProbeRequest, limit: int) -> Measurement:
+        def run(self, request, limit):
             return HUNG if does(request.settings) else super().run(request, limit)
 
     played, _ = Machine(study.question).play(study)

@@ -70,9 +70,7 @@ def test_the_fewest_are_the_fewest_of_all_parts(gib):
     fastest = max(speed for _, _, speed in each)
     for wanted in (fastest / 8, fastest / 2, fastest):
         row = size_cluster(question, held, Goal(tokens_per_s=wanted))
-        assert row.fewest is not None
         assert row.fewest.gpus == fitting[0]
-        assert row.reaching is not None
         assert row.reaching.gpus == next(gpus for gpus, _, speed in each if speed >= wanted)
         assert row.chosen is row.reaching
         assert not row.why
@@ -101,7 +99,6 @@ def test_the_longest_sequence_is_the_longest_that_fits():
     ]
     assert fitting[-1] < most, "the test shows nothing"
     longest = size_cluster(question, held, Goal()).longest_sequence
-    assert longest is not None
     assert longest.question.workload.sequence_length == fitting[-1]
     assert longest.best.fits_surely
 
@@ -112,11 +109,9 @@ def test_the_largest_micro_batch_and_model_are_the_largest_that_fit():
     row = size_cluster(question, held, Goal(), family=family)
     found = _Sizer(held, Goal(), unknown).forecast(question)
     micro = max(one.settings.micro_batch_size for one in found.fitting)
-    assert row.largest_micro_batch is not None
     assert row.largest_micro_batch.best.settings.micro_batch_size == micro
     larger = replace(question, workload=replace(question.workload, model=family[2]))
     assert not _Sizer(held, Goal(), unknown).fits(larger)
-    assert row.largest_model is not None
     assert row.largest_model.question.workload.model == family[1]
     taken = size_cluster(question, held, Goal(), family=family, takes_largest=True)
     assert (taken.model, taken.whole) == ("stories42m", row.largest_model)
@@ -129,13 +124,10 @@ def test_costs_and_times_follow_from_speed_with_their_intervals():
     priced = replace(question, cluster=replace(question.cluster, price_per_gpu_hour=3.6))
     assert priced.identity == question.identity
     row = size_cluster(priced, limits(4), Goal(tokens=1e9))
-    assert row.whole is not None
     speed, cost = row.whole.tokens_per_s, row.whole.cost_per_billion_tokens
-    assert cost is not None
     assert cost.value == pytest.approx(2 * 0.001 * 1e9 / speed.value)
     assert cost.high == pytest.approx(2 * 0.001 * 1e9 / speed.low)
     finish = row.whole.finish_s
-    assert finish is not None
     assert (finish.low, finish.high) == pytest.approx((1e9 / speed.high, 1e9 / speed.low))
     assert str(cost.provenance) == "predicted"
     assert row.fewest is not None
@@ -149,7 +141,6 @@ def test_a_batch_that_divides_badly_is_told_with_others(batch):
     held = limits(79)
     question = question_of("8xh100-80gb", batch, {}, model="llama-3.2-1b", sequence_length=4096)
     found = awkward_batch(question, held)
-    assert found is not None
     assert found.instead
     sizer = _Sizer(held, Goal(), unknown)
     speed = sizer.speed(question)

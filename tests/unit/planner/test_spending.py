@@ -87,7 +87,7 @@ def test_budget_answer_and_break_even_say_the_same(study):
 
 
 def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study):
-    def alone(fidelity: Fidelity) -> Cost:
+    def alone(fidelity):
         limits = replace(study.limits, fidelity=fidelity)
         return cost(replace(study, limits=limits, probes=(), probes_before=0))
 

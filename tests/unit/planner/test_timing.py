@@ -129,7 +129,7 @@ def test_order_does_not_matter_and_the_interval_holds_the_value(runs, order):
 
 
 def test_values_are_alike_when_each_lies_in_the_others_interval():
-    def q(low: float, value: float, high: float) -> Quantity:
+    def q(low, value, high):
         return Quantity(value=value, low=low, high=high, provenance=Provenance.MEASURED)
 
     assert alike(q(1, 1.5, 2), q(1.2, 1.9, 2.5))

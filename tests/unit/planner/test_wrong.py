@@ -50,7 +50,7 @@ def machine(lab, study, bug):
     """What a probe finds in a stack with a bug."""
     usual = lab.Machine(question=study.question)
 
-    def run(request: ProbeRequest, limit: int) -> Measurement:
+    def run(request, limit):
         return miscounted() if bug(request.settings) else usual.run(request, limit)
 
     return run

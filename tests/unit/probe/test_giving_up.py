@@ -16,11 +16,11 @@ from workers.probe.giving_up import computing, least_s
         ({2: (0.1, 0.1), 4: (0.4, 0.4)}, 16, 1.6),  # no more than in proportion
     ],
 )
-def test_a_step_takes_at_least(times_s, accumulation, expected_s) -> None:
+def test_a_step_takes_at_least(times_s, accumulation, expected_s):
     assert least_s(times_s, accumulation) == pytest.approx(expected_s)
 
 
-def test_computing_is_what_copies_leave_and_half_at_least() -> None:
+def test_computing_is_what_copies_leave_and_half_at_least():
     step = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5}
     found = computing(step, {"forward": 0.25, "backward": 1.5})
     assert found == {"forward": 0.75, "backward": 1.0, "optimizer": 0.5}

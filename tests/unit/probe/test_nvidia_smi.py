@@ -1,6 +1,5 @@
 """Questions to nvidia-smi, which a function plays here, and how its answers are read."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -8,19 +7,16 @@ import pytest
 from workers.probe import nvidia_smi
 
 MODERN, OLD = nvidia_smi.REASONS
-Smi = Callable[..., list[str]]
 
 
 @pytest.fixture
-def smi(monkeypatch: pytest.MonkeyPatch) -> Smi:
+def smi(monkeypatch):
     """``smi(answer)`` has it answer so, or raise; the questions that it was asked."""
 
-    def says(
-        answer: str | Exception, status: int = 0, refuses: str = "nothing of this name"
-    ) -> list[str]:
-        asked: list[str] = []
+    def says(answer, status=0, refuses="nothing of this name"):
+        asked = []
 
-        def run(argv: list[str], **_: object) -> SimpleNamespace:
+        def run(argv, **_):
             asked.append(" ".join(argv))
             if isinstance(answer, Exception):
                 raise answer
@@ -32,7 +28,7 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> Smi:
     return says
 
 
-def test_figures_of_some_gpus_by_name(smi: Smi) -> None:
+def test_figures_of_some_gpus_by_name(smi):
     asked = smi("GPU-7a, 9, 1, NVIDIA H100\nGPU-5c9d, 7, [N/A], NVIDIA H200\n")
     found = nvidia_smi.ask(["5c9d", "7a"], "memory.used", "power.draw", "name")
     assert found["5c9d"] == {"memory.used": "7", "name": "NVIDIA H200"}
@@ -55,7 +51,7 @@ def test_figures_of_some_gpus_by_name(smi: Smi) -> None:
         ("0x0000000000000081", ["hw_power_brake_slowdown"], True),
     ],
 )
-def test_clocks_of_a_gpu(smi: Smi, mask: str, throttle: list[str], idle: bool) -> None:
+def test_clocks_of_a_gpu(smi, mask, throttle, idle):
     asked = smi(f"GPU-5c9d, 1980, 412.50, 61, {mask}")
     usual = {"sm_mhz": 1980, "power_w": 412.5, "temperature_c": 61, "throttle": throttle}
     assert nvidia_smi.clocks(["5c9d"]) == {"5c9d": usual | ({"idle": True} if idle else {})}
@@ -63,7 +59,7 @@ def test_clocks_of_a_gpu(smi: Smi, mask: str, throttle: list[str], idle: bool) -
     assert len(asked) == 1
 
 
-def test_a_driver_that_knows_the_mask_by_its_first_name(smi: Smi) -> None:
+def test_a_driver_that_knows_the_mask_by_its_first_name(smi):
     asked = smi("GPU-5c9d, 1410, 250.00, 55, 0x20", refuses=MODERN)
     assert nvidia_smi.clocks(["5c9d"])["5c9d"]["throttle"] == ["sw_thermal_slowdown"]
     assert [OLD in line for line in asked] == [False, True]

@@ -1,20 +1,18 @@
 """Spec files are read whole or refused; the axes that follow from them."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.process.probe.specs import spec as spec_of
-from workers.probe.spec import Spec, parse_spec, read_spec
+from workers.probe.spec import parse_spec, read_spec
 
 LLAMA = {"model_type": "llama", "vocab_size": 50}
 VALUES = spec_of(LLAMA, 4, sharding="full_shard", gradient_accumulation_steps=3)
 SETTINGS = VALUES["settings"]
 
 
-def with_knobs(**knobs: object) -> Spec:
+def with_knobs(**knobs):
     return parse_spec({**VALUES, "settings": {**SETTINGS, **knobs}})
 
 
@@ -33,7 +31,7 @@ def with_knobs(**knobs: object) -> Spec:
         ({"settings": {**SETTINGS, "pp_size": 2}}, "pp_size"),
     ],
 )
-def test_refuses_another_form(tmp_path: Path, content: Any, message: str) -> None:
+def test_refuses_another_form(tmp_path, content, message):
     path = tmp_path / "spec.json"
     if isinstance(content, dict):
         values = {k: v for k, v in {**VALUES, **content}.items() if v is not ...}
@@ -53,12 +51,10 @@ def test_refuses_another_form(tmp_path: Path, content: Any, message: str) -> Non
         ({"sharding": "full_shard", "tp_size": 4}, 1, 1, False),
     ],
 )
-def test_axes_of_four_ranks_on_two_nodes(
-    knobs: dict[str, Any], replicas: int, shards: int, sharded: bool
-) -> None:
+def test_axes_of_four_ranks_on_two_nodes(knobs, replicas, shards, sharded):
     spec = with_knobs(**knobs)
     assert (spec.replicate_size, spec.shard_size, spec.is_sharded) == (replicas, shards, sharded)
 
 
-def test_tensor_parallelism_is_the_innermost_axis() -> None:
+def test_tensor_parallelism_is_the_innermost_axis():
     assert [with_knobs(tp_size=2).data_parallel_rank(rank) for rank in range(4)] == [0, 0, 1, 1]

@@ -10,6 +10,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.results.points import Evidence, failed
 
 FOUR = Settings(micro_batch_size=4)
+SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
 
 
 def test_there_is_no_expectation_where_rates_are_known():
@@ -43,8 +44,6 @@ def test_only_fidelities_with_results_are_told_and_dry_runs_are_none():
     assert Evidence(predicted_study()).seen(FOUR) == ()
 
 
-FOUR = Settings(micro_batch_size=4)
-SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
 SHARDED_TWO = replace(SHARDED, micro_batch_size=2, gradient_accumulation_steps=2)
 
 

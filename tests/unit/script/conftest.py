@@ -1,14 +1,11 @@
 """Questions about a script that is there."""
 
-from typing import Any
-
 import pytest
 
 from tests.questions import question_about
 from tests.records import VERSIONS
 from tuner.core.framework import framework
 from tuner.core.script import read_script
-from tuner.core.study import Question
 
 BATCH = ("--micro", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}")
 
@@ -18,14 +15,7 @@ def ask(tmp_path):
     """``ask(arguments, cluster=..., name=..., launch=..., knobs=...)``: a question."""
     (tmp_path / "train.py").write_text("print('steps')\n")
 
-    def ask(
-        arguments: tuple[str, ...] = BATCH,
-        *,
-        cluster: str = "8xa100-80gb",
-        name: str = "torch",
-        knobs: dict[str, tuple[Any, ...]] | None = None,
-        **script: Any,
-    ) -> Question:
+    def ask(arguments=BATCH, *, cluster="8xa100-80gb", name="torch", knobs=None, **script):
         read = read_script("train.py", arguments=arguments, folder=tmp_path, **script)
         stack = framework(name, {}, VERSIONS)
         return question_about(

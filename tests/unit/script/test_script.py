@@ -40,7 +40,7 @@ def test_an_edited_script_is_another_question(ask, tmp_path):
     assert "cannot be read" in before.script.why_other
 
 
-REFUSED: list[tuple[dict[str, object], str]] = [
+REFUSED = [
     ({"path": "missing.py"}, "script: got 'missing.py'; there is no such file"),
     ({"path": "large.py"}, "at most 1 MiB"),
     ({"template": "plain.yaml"}, "template: got 'plain.yaml'; has no placeholder"),
@@ -65,5 +65,5 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("batch: {micro_batch_size}\n")
     for given, said in REFUSED:
         with pytest.raises(UsageError) as error:
-            read_script(**{"path": "train.py", "arguments": BATCH, **given}, folder=tmp_path)  # type: ignore[arg-type]
+            read_script(**{"path": "train.py", "arguments": BATCH, **given}, folder=tmp_path)
         assert said in str(error.value)

@@ -1,6 +1,5 @@
 """Small searches, made by hand."""
 
-from collections.abc import Sequence
 from math import log
 from types import SimpleNamespace
 
@@ -32,13 +31,7 @@ KNOBBED = (
 there two of the micro-batch, of four that it has: the other two are illegal."""
 
 
-def make_prior(
-    seconds: Sequence[float],
-    needs: Sequence[float] | None = None,
-    *,
-    limit: float = 80.0,
-    settings: Sequence[Settings] | None = None,
-) -> Prior:
+def make_prior(seconds, needs=None, *, limit=80.0, settings=None):
     """Candidates, that differ in the micro-batch size unless given; needs and limit in GiB."""
     settings = settings or [Settings(micro_batch_size=2**n) for n in range(len(seconds))]
     count = len(seconds)
@@ -55,11 +48,11 @@ def make_prior(
     )
 
 
-def make_trial(index: int, seconds: float | None, need: float = 10.0, **more: bool) -> Trial:
+def make_trial(index, seconds, need=10.0, **more):
     return Trial(index=index, result=Result.RAN, seconds=seconds, need_bytes=need * GIB, **more)
 
 
-def make_past(prior: Prior, excess: Sequence[float], *, studies: int = 2) -> Past:
+def make_past(prior, excess, *, studies=2):
     """Every candidate in every study, with the same excess (logarithms) and some noise."""
     count = len(excess)
     noise = np.random.default_rng(1).normal(0, 0.02, studies * count)
@@ -74,7 +67,7 @@ def make_past(prior: Prior, excess: Sequence[float], *, studies: int = 2) -> Pas
 
 
 @pytest.fixture(scope="session")
-def made() -> SimpleNamespace:
+def made():
     """Makers of priors, trials and pasts."""
     return SimpleNamespace(
         prior=make_prior,

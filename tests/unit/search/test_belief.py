@@ -1,6 +1,5 @@
 from dataclasses import replace
 from math import exp, log
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from tuner.search.kernel import alike
 from tuner.search.trials import Result, Trial
 
 
-def test_before_any_trial_it_is_the_prior(made: SimpleNamespace) -> None:
+def test_before_any_trial_it_is_the_prior(made):
     prior = made.prior([4.0, 2.0, 1.0], [10, 20, 100])
     belief = believe(prior, [])
     assert belief.log_seconds == pytest.approx(prior.log_seconds)
@@ -20,14 +19,14 @@ def test_before_any_trial_it_is_the_prior(made: SimpleNamespace) -> None:
     assert np.all(belief.succeeds <= belief.fits)
 
 
-def test_a_trial_is_believed(made: SimpleNamespace) -> None:
+def test_a_trial_is_believed(made):
     prior = made.prior([4.0, 2.0, 1.0])
     belief = believe(prior, [made.trial(1, 3.0)])
     assert exp(belief.log_seconds[1]) == pytest.approx(3.0, rel=0.02)
     assert belief.error[1] < 0.03
 
 
-def test_needs_are_corrected_and_doubted_after_a_surprise(made: SimpleNamespace) -> None:
+def test_needs_are_corrected_and_doubted_after_a_surprise(made):
     prior = made.prior([1.0] * 3, [40, 60, 70])
     belief = believe(prior, [made.trial(0, 1.0, need=60.0)])
     assert prior.log_need[1] < belief.log_need[1]
@@ -35,7 +34,7 @@ def test_needs_are_corrected_and_doubted_after_a_surprise(made: SimpleNamespace)
     assert belief.need_error[2] > 0.02
 
 
-def test_out_of_memory_is_a_lower_bound(made: SimpleNamespace) -> None:
+def test_out_of_memory_is_a_lower_bound(made):
     prior = made.prior([1.0] * 3, [60, 70, 75])
     out = Trial(index=0, result=Result.TOO_LARGE, need_bytes=82 * made.GIB)
     belief = believe(prior, [out])
@@ -46,7 +45,7 @@ def test_out_of_memory_is_a_lower_bound(made: SimpleNamespace) -> None:
     assert believe(prior, [known]).log_need == pytest.approx(prior.log_need)
 
 
-def test_a_slow_one_is_at_least_as_slow(made: SimpleNamespace) -> None:
+def test_a_slow_one_is_at_least_as_slow(made):
     prior = made.prior([1.0, 1.0, 1.0])
     trials = [made.trial(0, 1.0)]
     slow = Trial(index=2, result=Result.SLOW, seconds=3.0)
@@ -56,7 +55,7 @@ def test_a_slow_one_is_at_least_as_slow(made: SimpleNamespace) -> None:
     assert believe(prior, [*trials, nothing]).log_seconds == pytest.approx(without)
 
 
-def test_a_failure_makes_its_neighbours_doubtful(made: SimpleNamespace) -> None:
+def test_a_failure_makes_its_neighbours_doubtful(made):
     prior = made.prior([1.0] * 6)
     belief = believe(prior, [Trial(index=0, result=Result.FAILED)])
     assert belief.succeeds[1] < 0.6
@@ -64,7 +63,7 @@ def test_a_failure_makes_its_neighbours_doubtful(made: SimpleNamespace) -> None:
     assert belief.fits == pytest.approx(believe(prior, []).fits)
 
 
-def test_a_timeout_makes_its_neighbours_doubtful_and_slow(made: SimpleNamespace) -> None:
+def test_a_timeout_makes_its_neighbours_doubtful_and_slow(made):
     """It is no measure of how slow they are, however long it took."""
     prior = made.prior([1.0] * 6)
     trials = [made.trial(5, 1.0)]
@@ -85,13 +84,13 @@ def test_a_timeout_makes_its_neighbours_doubtful_and_slow(made: SimpleNamespace)
 # -- trials that were run in another way ------------------------------------------------------
 
 
-def indirect(index: int, seconds: float | None, need: float = 10.0) -> Trial:
+def indirect(index, seconds, need=10.0):
     return Trial(
         index=index, result=Result.RAN, seconds=seconds, need_bytes=need * 2**30, indirect=True
     )
 
 
-def test_an_indirect_trial_is_believed_less(made: SimpleNamespace) -> None:
+def test_an_indirect_trial_is_believed_less(made):
     prior = made.prior([1.0] * 6)
     told, seen = believe(prior, [indirect(0, 3.0)]), believe(prior, [made.trial(0, 3.0)])
     assert exp(told.log_seconds[0]) == pytest.approx(3.0, rel=0.3)
@@ -99,9 +98,7 @@ def test_an_indirect_trial_is_believed_less(made: SimpleNamespace) -> None:
     assert told.log_seconds[5] < told.log_seconds[0]
 
 
-def test_what_indirect_trials_are_off_by_together_is_learned_from_one(
-    made: SimpleNamespace,
-) -> None:
+def test_what_indirect_trials_are_off_by_together_is_learned_from_one(made):
     """All of them were 1.3 times as fast as here; one that ran here tells that of the others."""
     prior = made.prior([1.0] * 6)
     others = [indirect(n, 2.0 / 1.3) for n in (0, 2, 4)]
@@ -111,14 +108,14 @@ def test_what_indirect_trials_are_off_by_together_is_learned_from_one(
     assert 1.1 * before < after < 2.05
 
 
-def test_refused_ones_teach_nothing_of_others(made: SimpleNamespace) -> None:
+def test_refused_ones_teach_nothing_of_others(made):
     prior = made.prior([1.0] * 3)
     belief, nothing = believe(prior, [Trial(index=0, result=Result.REFUSED)]), believe(prior, [])
     assert belief.log_seconds == pytest.approx(nothing.log_seconds)
     assert belief.succeeds == pytest.approx(nothing.succeeds)
 
 
-def test_the_order_of_trials_is_nothing(made: SimpleNamespace) -> None:
+def test_the_order_of_trials_is_nothing(made):
     prior = made.prior([4.0, 2.0, 1.0, 0.5])
     trials = [made.trial(0, 5.0), made.trial(2, 1.5), Trial(index=3, result=Result.FAILED)]
     one, other = believe(prior, trials), believe(prior, trials[::-1])
@@ -126,7 +123,7 @@ def test_the_order_of_trials_is_nothing(made: SimpleNamespace) -> None:
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_earlier_searches_that_agree_are_believed(made: SimpleNamespace) -> None:
+def test_earlier_searches_that_agree_are_believed(made):
     """The prior thinks all equal; earlier searches saw the first one twice as slow."""
     prior = made.prior([1.0] * 6)
     past = made.past(prior, [0.7, 0.0, 0.0, 0.0, 0.0, -0.7], studies=4)
@@ -137,7 +134,7 @@ def test_earlier_searches_that_agree_are_believed(made: SimpleNamespace) -> None
 # -- several experts --------------------------------------------------------------------------
 
 
-def test_the_experts_that_probes_bear_out_are_believed(made: SimpleNamespace) -> None:
+def test_the_experts_that_probes_bear_out_are_believed(made):
     """One predicts twice the seconds for all, which orders nothing; one the opposite order."""
     prior = made.prior([1.0, 2.0, 4.0, 8.0, 4.0, 2.0])
     right = prior.experts[0]
@@ -152,7 +149,7 @@ def test_the_experts_that_probes_bear_out_are_believed(made: SimpleNamespace) ->
     assert len(after.weights) < 3 or after.weights[0] < 0.1
 
 
-def test_what_still_runs_bears_no_expert_out(made: SimpleNamespace) -> None:
+def test_what_still_runs_bears_no_expert_out(made):
     prior = made.prior([1.0, 2.0, 4.0, 8.0, 4.0, 2.0])
     right = prior.experts[0]
     prior = replace(prior, experts=np.array([right, right * 0.9 + 0.05, right * 1.2]))
@@ -166,7 +163,7 @@ def test_what_still_runs_bears_no_expert_out(made: SimpleNamespace) -> None:
     assert after.error[3] < before.error[3]
 
 
-def test_earlier_searches_that_probes_contradict_are_left_alone(made: SimpleNamespace) -> None:
+def test_earlier_searches_that_probes_contradict_are_left_alone(made):
     """They saw the second half of the candidates five times as slow; here it is as predicted."""
     prior = made.prior([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
     past = made.past(prior, [0.0] * 3 + [log(5.0)] * 3, studies=4)
@@ -177,12 +174,11 @@ def test_earlier_searches_that_probes_contradict_are_left_alone(made: SimpleName
     assert told.weights[: len(alone.weights)].sum() > 0.5
 
 
-def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made: SimpleNamespace) -> None:
+def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made):
     """Told first of the past and then of trials, or of all at once: one Gaussian process."""
     prior = made.prior([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
     past = made.past(prior, [0.3, 0.2, 0.1, 0.0, -0.1, -0.2], studies=4)
     told = told_by(past, past.excess, prior)
-    assert told is not None
     sizes = ErrorSizes(offset=1.0, smooth=0.3, single=0.1)
     index, off = np.array([0, 4]), np.array([[0.5], [-0.3]])
     errors = TrialErrors(
@@ -199,7 +195,7 @@ def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made: Simpl
     assert found.variance == pytest.approx(np.diag(both - gain @ both[index]), abs=1e-9)
 
 
-def test_runs_that_scatter_tell_little_of_their_neighbours(made: SimpleNamespace) -> None:
+def test_runs_that_scatter_tell_little_of_their_neighbours(made):
     """Errors of single configurations are as large as a search's own trials show."""
     prior = made.prior([1.0] * 8)
     errors = {}

@@ -1,7 +1,5 @@
 """A study as an Optuna study: its trials, its best one, and the proposals of each sampler."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import optuna
 import pytest
@@ -13,12 +11,12 @@ from tuner.search.belief import believe
 from tuner.search.engine import MOST_ILLEGAL, ask, replayed
 from tuner.search.gain import best_log_seconds, chosen
 from tuner.search.sampler import MEMORY, trial_of
-from tuner.search.trials import Prior, Result, Trial
+from tuner.search.trials import Result, Trial
 
 OTHERS = [SamplerName.TPE, SamplerName.RANDOM]
 
 
-def some_trials(made: SimpleNamespace) -> list[Trial]:
+def some_trials(made):
     return [
         made.trial(2, 3.0, need=30.0),
         made.trial(1, 2.0, need=81.0),
@@ -32,16 +30,16 @@ def some_trials(made: SimpleNamespace) -> list[Trial]:
     ]
 
 
-def every(prior: Prior) -> np.ndarray:
+def every(prior):
     return np.ones(len(prior.settings), dtype=bool)
 
 
-def as_predicted(made: SimpleNamespace, prior: Prior, index: int) -> Trial:
+def as_predicted(made, prior, index):
     need = float(np.exp(prior.log_need[index])) / made.GIB
     return made.trial(index, float(np.exp(prior.log_seconds[index])), need)
 
 
-def test_optuna_holds_every_trial_and_gives_it_back(made: SimpleNamespace) -> None:
+def test_optuna_holds_every_trial_and_gives_it_back(made):
     prior, trials = made.knobbed(), some_trials(made)
     study = replayed(prior, trials)
     limit = 80 * made.GIB
@@ -58,12 +56,12 @@ def test_optuna_holds_every_trial_and_gives_it_back(made: SimpleNamespace) -> No
     assert over == pytest.approx([-50.0, 1.0, 1.0])
 
 
-def test_the_best_feasible_trial_is_the_best_known(made: SimpleNamespace) -> None:
+def test_the_best_feasible_trial_is_the_best_known(made):
     prior, trials = made.knobbed(), some_trials(made)
     assert np.log(replayed(prior, trials).best_value) == best_log_seconds(prior, trials)
 
 
-def test_our_sampler_is_asked_through_optuna(made: SimpleNamespace) -> None:
+def test_our_sampler_is_asked_through_optuna(made):
     prior, trials = made.knobbed(), some_trials(made)
     for allowed in (every(prior), np.arange(8) == 5):
         for told in ([], trials[:1], trials):
@@ -73,9 +71,7 @@ def test_our_sampler_is_asked_through_optuna(made: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_sampler_of_optunas_goes_through_all_that_may_fit(
-    made: SimpleNamespace, name: SamplerName
-) -> None:
+def test_a_sampler_of_optunas_goes_through_all_that_may_fit(made, name):
     prior = made.knobbed()
     allowed, trials = every(prior), []
     while not (found := ask(prior, trials, allowed, sampler=name, seed=1)).is_hopeless:
@@ -88,15 +84,13 @@ def test_a_sampler_of_optunas_goes_through_all_that_may_fit(
     assert allowed.tolist() == [n == 3 for n in range(8)]  # that one needs 90 GiB of 80
 
 
-def test_illegal_proposals_fail_and_then_a_random_one_is_taken(
-    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_illegal_proposals_fail_and_then_a_random_one_is_taken(made, monkeypatch):
     class Stubborn(optuna.samplers.RandomSampler):
         """Proposes what was tried already."""
 
         asked = 0
 
-        def sample_independent(self, study, trial, name, distribution):  # type: ignore[no-untyped-def]
+        def sample_independent(self, study, trial, name, distribution):
             Stubborn.asked += name == "sharding"
             told = study.get_trials(deepcopy=False)
             assert all(one.state is TrialState.FAIL for one in told[1:-1])

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from tuner.search.belief import Belief, believe
 from tuner.search.gain import best_log_seconds, chosen, gain_of_more, log_expected_gain
 
 
-def belief(mean: list[float], error: list[float], succeeds: float = 1.0) -> Belief:
+def belief(mean, error, succeeds=1.0):
     ones = np.ones(len(mean))
     return Belief(
         weights=np.ones(1),
@@ -21,7 +20,7 @@ def belief(mean: list[float], error: list[float], succeeds: float = 1.0) -> Beli
     )
 
 
-def test_the_expected_gain_is_that_of_drawing() -> None:
+def test_the_expected_gain_is_that_of_drawing():
     """Against 200,000 draws, of one expert in four as believed and of the others a fifth slower."""
     given = belief([0.1, -0.3, 0.5], [0.2, 0.3, 0.4], succeeds=0.8)
     means, errors = (np.concatenate([one, one]) for one in (given.means, given.errors))
@@ -36,7 +35,7 @@ def test_the_expected_gain_is_that_of_drawing() -> None:
     assert given.error == pytest.approx(drawn.std(0), rel=0.01)
 
 
-def test_far_tails_stay_in_order_and_join_the_rest() -> None:
+def test_far_tails_stay_in_order_and_join_the_rest():
     far = log_expected_gain(belief([5.0, 10.0, 50.0], [0.1, 0.1, 0.1]), 0.0)
     assert np.all(np.isfinite(far))
     assert far[0] > far[1] > far[2]
@@ -44,7 +43,7 @@ def test_far_tails_stay_in_order_and_join_the_rest() -> None:
     assert before == pytest.approx(after, abs=0.2)
 
 
-def test_more_probes_gain_more_and_never_less_than_nothing() -> None:
+def test_more_probes_gain_more_and_never_less_than_nothing():
     given, allowed = belief([0.0, 0.05, 0.1], [0.1, 0.1, 0.1]), np.ones(3, dtype=bool)
     gains = [gain_of_more(given, 0.0, allowed, count) for count in (1, 2, 3)]
     assert [mean for mean, _ in gains] == sorted(mean for mean, _ in gains)
@@ -53,7 +52,7 @@ def test_more_probes_gain_more_and_never_less_than_nothing() -> None:
     assert gain_of_more(replace(given, succeeds=np.zeros(3)), 0.0, allowed, 3) == (0.0, 0.0)
 
 
-def test_the_first_proposal(made: SimpleNamespace) -> None:
+def test_the_first_proposal(made):
     simpler = replace(made.prior([1.0, 1.0, 1.0]), simplicity=np.array([-2.0, 0.0, -1.0]))
     for prior, allowed, index in (
         (made.prior([4.0, 2.0, 1.0], [10, 20, 100]), [1, 1, 1], 1),  # the fastest that may fit
@@ -67,7 +66,7 @@ def test_the_first_proposal(made: SimpleNamespace) -> None:
         assert found.is_hopeless == (found.fits < 0.02)
 
 
-def test_the_expected_gain_shrinks_as_the_best_is_known(made: SimpleNamespace) -> None:
+def test_the_expected_gain_shrinks_as_the_best_is_known(made):
     prior = made.prior([1.0, 1.1, 1.2, 5.0])
     trials, allowed, gains = [], np.ones(4, dtype=bool), []
     for _ in range(4):
@@ -80,7 +79,7 @@ def test_the_expected_gain_shrinks_as_the_best_is_known(made: SimpleNamespace) -
     assert trials[-1].index == 3
 
 
-def test_only_an_answer_within_the_limit_is_the_best(made: SimpleNamespace) -> None:
+def test_only_an_answer_within_the_limit_is_the_best(made):
     prior, sound = made.prior([1.0, 2.0]), made.trial(1, 2.0, need=70.0)
     for other in (
         made.trial(0, 1.0, need=90.0),

@@ -8,7 +8,7 @@ from tuner.search.kernel import BLOCK, alike, alike_rows, log_likelihood, regres
 
 
 @pytest.mark.parametrize("count", [1, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 30])
-def test_by_blocks_it_is_what_solving_gives(count: int) -> None:
+def test_by_blocks_it_is_what_solving_gives(count):
     draw = np.random.default_rng(count)
     tried, asked = draw.normal(size=(count, 5)), draw.normal(size=(40, 5))
     seen, noise = draw.normal(size=count), draw.uniform(0.05, 0.5, count)
@@ -20,7 +20,7 @@ def test_by_blocks_it_is_what_solving_gives(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])
-def test_the_likelihood_is_that_of_the_normal_distribution(count: int) -> None:
+def test_the_likelihood_is_that_of_the_normal_distribution(count):
     draw = np.random.default_rng(count)
     points, noise = draw.normal(size=(count, 3)), draw.uniform(0.05, 0.5, count)
     seen, between = 3 * draw.normal(size=count), alike(points, points)
@@ -31,7 +31,7 @@ def test_the_likelihood_is_that_of_the_normal_distribution(count: int) -> None:
     assert log_likelihood(seen, between, noise) == pytest.approx(expected, rel=1e-9)
 
 
-def test_rows_that_were_found_before_are_those_of_the_same_points() -> None:
+def test_rows_that_were_found_before_are_those_of_the_same_points():
     points = np.random.default_rng(1).normal(size=(4, 6))
     for same_bytes in (points, points.reshape(6, 4)):
         for rows in ([2], [0, 2, 2], []):
@@ -39,7 +39,7 @@ def test_rows_that_were_found_before_are_those_of_the_same_points() -> None:
             assert found == pytest.approx(alike(same_bytes[rows], same_bytes), rel=1e-12)
 
 
-def test_a_row_is_the_same_whatever_was_asked_before() -> None:
+def test_a_row_is_the_same_whatever_was_asked_before():
     """To the bit: a plan is a function of its study alone."""
     points = np.random.default_rng(1).normal(size=(500, 25))
     found = []

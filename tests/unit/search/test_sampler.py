@@ -1,15 +1,10 @@
 """Our sampler in studies of anybody's own: Optuna's own conformance suite, and what it is told."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
-
 import optuna
 import pytest
-from optuna.samplers import BaseSampler
 from optuna.testing import pytest_samplers
 from optuna.trial import TrialState, create_trial
 
-from tuner.core.configuration import Settings
 from tuner.search.sampler import MEMORY, CostModelSampler, KnobParameters, trial_of
 from tuner.search.trials import Result, Trial
 
@@ -24,11 +19,11 @@ class TestConformance(
     """Optuna's cases for samplers with one objective."""
 
     @pytest.fixture
-    def sampler(self, made: SimpleNamespace) -> Callable[[], BaseSampler]:
+    def sampler(self, made):
         return lambda: CostModelSampler(made.knobbed(), seed=0)
 
 
-def test_a_parameter_for_each_active_knob(made: SimpleNamespace) -> None:
+def test_a_parameter_for_each_active_knob(made):
     prior = made.knobbed()
     parameters = KnobParameters(prior.settings)
     assert parameters.choices == {
@@ -49,7 +44,7 @@ def test_a_parameter_for_each_active_knob(made: SimpleNamespace) -> None:
         assert parameters.index_of(illegal) is None
 
 
-def test_a_suggested_configuration_has_its_own_parameters(made: SimpleNamespace) -> None:
+def test_a_suggested_configuration_has_its_own_parameters(made):
     parameters = KnobParameters(made.knobbed().settings)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     trials = [study.ask() for _ in range(20)]
@@ -59,17 +54,17 @@ def test_a_suggested_configuration_has_its_own_parameters(made: SimpleNamespace)
     assert all(params == parameters.params(index) for params, index in legal)
 
 
-def seconds(configuration: Settings) -> float:
+def seconds(configuration):
     """Tensor parallelism is twice as fast as predicted here."""
     return 8.0 / configuration.micro_batch_size / configuration.tp_size**2 + 1.0
 
 
-def test_a_study_of_ones_own_finds_the_best_and_tries_nothing_twice(made: SimpleNamespace) -> None:
+def test_a_study_of_ones_own_finds_the_best_and_tries_nothing_twice(made):
     prior = made.knobbed()
     sampler = CostModelSampler(prior)
     study = optuna.create_study(sampler=sampler)
 
-    def objective(trial: optuna.Trial) -> float:
+    def objective(trial):
         configuration = sampler.suggest(trial)
         assert -1 < trial.suggest_float("another", -1, 1) < 1
         need = 10 * configuration.micro_batch_size * 2**30
@@ -86,7 +81,7 @@ def test_a_study_of_ones_own_finds_the_best_and_tries_nothing_twice(made: Simple
     study.optimize(objective, n_trials=1)  # nothing is left: the best that is known once more
 
 
-def test_values_that_are_illegal_together_are_pruned(made: SimpleNamespace) -> None:
+def test_values_that_are_illegal_together_are_pruned(made):
     sampler = CostModelSampler(made.knobbed())
     study = optuna.create_study(sampler=sampler)
     study.enqueue_trial({"sharding": "full_shard", "tp_size": 1, "micro_batch_size": 8})
@@ -94,7 +89,7 @@ def test_values_that_are_illegal_together_are_pruned(made: SimpleNamespace) -> N
     assert [trial.state for trial in study.trials] == [TrialState.PRUNED, TrialState.COMPLETE]
 
 
-def test_what_optuna_says_of_a_trial_is_read() -> None:
+def test_what_optuna_says_of_a_trial_is_read():
     ran = {"state": TrialState.COMPLETE, "value": 2.0}
     pruned = {"state": TrialState.PRUNED}
     for made_of, expected in (
@@ -119,7 +114,7 @@ def test_what_optuna_says_of_a_trial_is_read() -> None:
         assert trial_of(create_trial(**made_of), 1, LIMIT) == expected
 
 
-def test_it_is_for_seconds_to_minimise(made: SimpleNamespace) -> None:
+def test_it_is_for_seconds_to_minimise(made):
     study = optuna.create_study(direction="maximize", sampler=CostModelSampler(made.knobbed()))
     with pytest.raises(ValueError, match="seconds to minimise"):
         study.ask().suggest_categorical("sharding", ("ddp", "full_shard"))

@@ -30,7 +30,7 @@ OTHER = {
 WORKLOAD = Workload(model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64)
 
 
-def test_every_knob_counts() -> None:
+def test_every_knob_counts():
     for knob in KNOBS:
         one, other = settings_features(
             [BASE, replace(BASE, **{knob: OTHER[knob]})], WORKLOAD, CLUSTER
@@ -38,7 +38,7 @@ def test_every_knob_counts() -> None:
         assert np.linalg.norm(one - other) >= 1 / max(DOUBLINGS, CHOICES) - 1e-9, knob
 
 
-def test_doubling_a_size_is_as_far_wherever_it_is() -> None:
+def test_doubling_a_size_is_as_far_wherever_it_is():
     rows = settings_features(
         [replace(BASE, micro_batch_size=2**n) for n in range(4)], WORKLOAD, CLUSTER
     )
@@ -50,7 +50,7 @@ def test_doubling_a_size_is_as_far_wherever_it_is() -> None:
     assert settings_features([], WORKLOAD, CLUSTER).shape[0] == 0
 
 
-def test_any_two_values_of_a_choice_are_as_far() -> None:
+def test_any_two_values_of_a_choice_are_as_far():
     shardings = settings_features(
         [replace(BASE, sharding=kind) for kind in Sharding], WORKLOAD, CLUSTER
     )
@@ -68,7 +68,7 @@ def test_any_two_values_of_a_choice_are_as_far() -> None:
         assert np.linalg.norm(one - other) == pytest.approx(1 / CHOICES)
 
 
-def test_gradients_reduced_unasked_are_the_run_that_asks_for_it() -> None:
+def test_gradients_reduced_unasked_are_the_run_that_asks_for_it():
     """In bf16 under FSDP, in fp32 under DDP."""
     mixed = replace(WORKLOAD, precision=Precision.BF16_MIXED)
     by_format = {kind: replace(mixed, reduce_dtype=kind) for kind in ReduceDtype}
@@ -83,8 +83,8 @@ def test_gradients_reduced_unasked_are_the_run_that_asks_for_it() -> None:
     assert len({workload_features(one, CLUSTER).tobytes() for one in by_format.values()}) == 1
 
 
-def test_adapters_are_farther_from_all_of_a_model_than_from_one_another() -> None:
-    def apart(one: Adapter | None, other: Adapter | None) -> float:
+def test_adapters_are_farther_from_all_of_a_model_than_from_one_another():
+    def apart(one, other):
         both = (workload_features(replace(WORKLOAD, adapter=a), CLUSTER) for a in (one, other))
         return float(np.linalg.norm(next(both) - next(both)))
 

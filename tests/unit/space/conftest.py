@@ -1,13 +1,9 @@
 """Makers of questions for the tests of the space."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from tests.questions import question_about
 from tuner.core.framework import framework
-from tuner.core.study import Question
 from tuner.model import read_model_config
 
 LLAMA = {
@@ -32,16 +28,16 @@ VERSIONS = {
 
 
 def make_question(
-    cluster: str = "8xa100-80gb",
-    batch: int = 64,
+    cluster="8xa100-80gb",
+    batch=64,
     *,
-    name: str = "torch",
-    versions: dict[str, str] | None = None,
-    config: dict[str, Any] | None = None,
-    only: dict[str, Any] | None = None,
-    sequence_length: int = 2048,
-    **knobs: tuple[Any, ...],
-) -> Question:
+    name="torch",
+    versions=None,
+    config=None,
+    only=None,
+    sequence_length=2048,
+    **knobs,
+):
     """A question about a Llama of 8B's shape with changes, or about ``only`` another model."""
     model = read_model_config(only or {**LLAMA, **(config or {})}, name="model")
     stack = framework(name, {**VERSIONS[name], **(versions or {})}, {})
@@ -49,6 +45,6 @@ def make_question(
 
 
 @pytest.fixture(scope="session")
-def ask() -> Callable[..., Question]:
+def ask():
     """Makes a question."""
     return make_question

@@ -1,18 +1,14 @@
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tuner.core.configuration import parse_settings
-from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.space import check_settings, enumerate_space, settings_notes
 
-Ask = Callable[..., Question]
 
-
-def test_accumulation_is_derived(ask: Ask) -> None:
+def test_accumulation_is_derived(ask):
     settings = parse_settings("sharding=full_shard,micro_batch_size=2")
     checked = check_settings(ask(), settings)
     assert checked.gradient_accumulation_steps == 4
@@ -20,7 +16,7 @@ def test_accumulation_is_derived(ask: Ask) -> None:
     assert settings_notes(ask(), settings, given=("sharding", "micro_batch_size")) == ()
 
 
-def test_broken_rules_are_named(ask: Ask) -> None:
+def test_broken_rules_are_named(ask):
     for text, field, words in [
         ("micro_batch_size=8,pp_size=2", "pp_size", "cannot be had here: pipeline"),
         (
@@ -42,7 +38,7 @@ def test_broken_rules_are_named(ask: Ask) -> None:
         assert words in caught.value.allowed
 
 
-def test_optimizers_that_step_no_dtensors_are_refused_where_there_are_some(ask: Ask) -> None:
+def test_optimizers_that_step_no_dtensors_are_refused_where_there_are_some(ask):
     plain = {Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.ADAMW_8BIT, Optimizer.SGD}
     of_bitsandbytes = {Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION}
     by_fsdp1 = {"accelerate": "1.5.0", "torch": "2.9.0"}
@@ -66,7 +62,7 @@ def test_optimizers_that_step_no_dtensors_are_refused_where_there_are_some(ask: 
         assert shards is (optimizer in plain | of_bitsandbytes)  # flat shards are plain tensors
 
 
-def test_muon_is_where_torch_has_it_and_not_the_trainer_s(ask: Ask) -> None:
+def test_muon_is_where_torch_has_it_and_not_the_trainer_s(ask):
     for name, versions, why in (
         ("torch", {"torch": "2.9.0"}, ""),
         ("torch", {"torch": "2.8.0"}, "needs torch 2.9 or newer"),
@@ -81,7 +77,7 @@ def test_muon_is_where_torch_has_it_and_not_the_trainer_s(ask: Ask) -> None:
             replace(question, workload=muon)
 
 
-def test_hybrid_shard_needs_ranks_to_shard_over_in_each_node(ask: Ask) -> None:
+def test_hybrid_shard_needs_ranks_to_shard_over_in_each_node(ask):
     """PyTorch's mesh has no axis for one shard rank, so there is nothing to wrap the model in."""
     for cluster, tp_size in [("2x4xh100-80gb", 4), ("8x1xh100-80gb", 1)]:
         question = ask(cluster)
@@ -92,12 +88,12 @@ def test_hybrid_shard_needs_ranks_to_shard_over_in_each_node(ask: Ask) -> None:
         assert all(s.tp_size < tp_size for s in asked)
 
 
-def test_a_batch_that_these_settings_cannot_make(ask: Ask) -> None:
+def test_a_batch_that_these_settings_cannot_make(ask):
     with pytest.raises(UsageError, match="global_batch_size: got 12; must be a multiple"):
         check_settings(ask(batch=12), parse_settings("micro_batch_size=1"))
 
 
-def test_restrictions_hold_where_the_knob_is_live(ask: Ask) -> None:
+def test_restrictions_hold_where_the_knob_is_live(ask):
     question = ask(sync_each_batch=(False,), sharding=("full_shard",))
     with pytest.raises(UsageError, match="sharding: got 'ddp'; is restricted to full_shard"):
         check_settings(question, parse_settings("micro_batch_size=1,sync_each_batch=false"))
@@ -107,14 +103,14 @@ def test_restrictions_hold_where_the_knob_is_live(ask: Ask) -> None:
     assert checked.sync_each_batch
 
 
-def test_what_a_version_does_wrong_is_refused(ask: Ask) -> None:
+def test_what_a_version_does_wrong_is_refused(ask):
     old = ask(name="accelerate", versions={"accelerate": "0.30"})
     settings = parse_settings("sharding=full_shard,micro_batch_size=2")
     with pytest.raises(UsageError, match=r"got 'true'; accelerate 0\.28 to 0\.30"):
         check_settings(old, settings, given=("sync_each_batch",))
 
 
-def test_a_knob_left_out_has_the_value_that_is_not_refused(ask: Ask) -> None:
+def test_a_knob_left_out_has_the_value_that_is_not_refused(ask):
     old = ask(name="accelerate", versions={"accelerate": "0.30"})
     settings = parse_settings("sharding=full_shard,micro_batch_size=2")
     assert not check_settings(old, settings, given=("sharding",)).sync_each_batch

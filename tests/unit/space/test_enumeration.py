@@ -1,5 +1,4 @@
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -12,22 +11,20 @@ from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding, p
 from tuner.core.study import Question
 from tuner.core.workload import Precision, ReduceDtype, TensorParallel
 from tuner.errors import UsageError
-from tuner.space import Space, check_settings, count_settings, enumerate_space
-
-Ask = Callable[..., Question]
+from tuner.space import check_settings, count_settings, enumerate_space
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 4096}
 
 
-def values(space: Space, knob: str) -> set[object]:
+def values(space, knob):
     return {getattr(one, knob) for one in space.legal}
 
 
-def why(space: Space, knob: str) -> str:
+def why(space, knob):
     return " | ".join(inactive.why for inactive in space.dead_knobs if inactive.knob == knob)
 
 
-def naive(question: Question) -> set[Settings]:
+def naive(question):
     """All settings of a torch question, from the written rules, one combination at a time."""
     world, node = question.cluster.world_size, question.cluster.gpus_per_node
     batch, found = question.workload.global_batch_size, set()
@@ -70,7 +67,7 @@ def naive(question: Question) -> set[Settings]:
     return found
 
 
-def test_the_space_is_what_the_rules_say(ask: Ask) -> None:
+def test_the_space_is_what_the_rules_say(ask):
     for cluster in ["1xa100-80gb", "8xa100-80gb", "2x4xh100-80gb", "cpu:2"]:
         for batch in [8, 24]:
             question = ask(cluster, batch)
@@ -79,7 +76,7 @@ def test_the_space_is_what_the_rules_say(ask: Ask) -> None:
             assert set(legal) == naive(question)
 
 
-def test_a_fused_loss_is_looked_at_where_it_is_asked_for_and_can_be_had(ask: Ask) -> None:
+def test_a_fused_loss_is_looked_at_where_it_is_asked_for_and_can_be_had(ask):
     both = {"fused_loss": (False, True)}
     plain, asked = (enumerate_space(ask("8xa100-80gb", 8, **k)) for k in ({}, both))
     fused = {one for one in asked.legal if one.fused_loss}
@@ -92,7 +89,7 @@ def test_a_fused_loss_is_looked_at_where_it_is_asked_for_and_can_be_had(ask: Ask
         enumerate_space(ask("8xa100-80gb", 8, versions=old, **ours))
 
 
-def test_a_fused_loss_is_searched_where_logits_are_large(ask: Ask) -> None:
+def test_a_fused_loss_is_searched_where_logits_are_large(ask):
     """47 GiB for one sequence of 32,768 tokens; what rules it out is told there."""
     vocabulary = {"vocab_size": 128256, "max_position_embeddings": 32768}
     liger = {"liger-kernel": "0.8.5"}
@@ -110,7 +107,7 @@ def test_a_fused_loss_is_searched_where_logits_are_large(ask: Ask) -> None:
         assert any(told in one for one in why) == bool(told)
 
 
-def test_the_trainer_fuses_its_loss_by_ligers_kernels_where_it_has_them(ask: Ask) -> None:
+def test_the_trainer_fuses_its_loss_by_ligers_kernels_where_it_has_them(ask):
     liger = {"name": "trainer", "fused_loss": (True,)}
     new = {"liger-kernel": "0.8.5", "transformers": "5.23.0"}
     found = enumerate_space(ask("8xa100-80gb", 8, versions=new, **liger))
@@ -126,7 +123,7 @@ def test_the_trainer_fuses_its_loss_by_ligers_kernels_where_it_has_them(ask: Ask
             enumerate_space(ask(cluster, 8, versions=versions, **model, **liger))
 
 
-def test_the_trainer_puts_all_reduces_off_only_where_it_is_asked_to(ask: Ask) -> None:
+def test_the_trainer_puts_all_reduces_off_only_where_it_is_asked_to(ask):
     """It has no argument for it: a callback of the user's must."""
     cluster = "2x2xa100-80gb"
     trainer, torch = (enumerate_space(ask(cluster, 16, name=n)) for n in ("trainer", "torch"))
@@ -139,7 +136,7 @@ def test_the_trainer_puts_all_reduces_off_only_where_it_is_asked_to(ask: Ask) ->
 
 
 @pytest.mark.parametrize("name", ["torch", "accelerate", "trainer", "nanotron", "deepspeed"])
-def test_what_is_enumerated_under_a_restriction_is_as_it_is_checked(ask: Ask, name: str) -> None:
+def test_what_is_enumerated_under_a_restriction_is_as_it_is_checked(ask, name):
     """Each knob, restricted to each of its values."""
     cluster, batch, asked = "2x2xa100-80gb", 8, 0
     whole = enumerate_space(ask(cluster, batch, name=name))
@@ -164,9 +161,7 @@ def test_what_is_enumerated_under_a_restriction_is_as_it_is_checked(ask: Ask, na
     name=st.sampled_from(["torch", "accelerate", "trainer", "nanotron", "deepspeed"]),
 )
 @settings(max_examples=examples(40))
-def test_legal_settings_are_canonical_and_make_the_global_batch(
-    ask: Ask, batch: int, cluster: str, name: str
-) -> None:
+def test_legal_settings_are_canonical_and_make_the_global_batch(ask, batch, cluster, name):
     question = ask(cluster, batch, name=name)
     for one in legal_or_none(question):
         ranks = one.data_parallel_size(question.cluster.world_size)
@@ -174,7 +169,7 @@ def test_legal_settings_are_canonical_and_make_the_global_batch(
         assert check_settings(question, one, given=("gradient_accumulation_steps",)) == one
 
 
-def legal_or_none(question: Question) -> tuple[Settings, ...]:
+def legal_or_none(question):
     """Nothing only where the global batch is what is refused."""
     try:
         return enumerate_space(question).legal
@@ -184,7 +179,7 @@ def legal_or_none(question: Question) -> tuple[Settings, ...]:
         return ()
 
 
-def test_settings_are_counted_up_to_a_number(ask: Ask) -> None:
+def test_settings_are_counted_up_to_a_number(ask):
     for name in ["torch", "accelerate", "trainer", "nanotron", "deepspeed"]:
         for cluster in ["1xa100-80gb", "8xa100-80gb", "3x4xh100-80gb"]:
             question = ask(cluster, 48, name=name)
@@ -196,9 +191,7 @@ def test_settings_are_counted_up_to_a_number(ask: Ask) -> None:
             assert count_settings(impossible, 5) == 0
 
 
-def test_context_parallelism_is_searched_where_asked_for_and_shards_over_its_ranks(
-    ask: Ask,
-) -> None:
+def test_context_parallelism_is_searched_where_asked_for_and_shards_over_its_ranks(ask):
     assert values(enumerate_space(ask(batch=8)), "cp_size") == {1}
     for name in ("torch", "accelerate", "trainer"):
         found = enumerate_space(ask(batch=8, name=name, cp_size=(1, 2, 8), fused_loss=(False,)))
@@ -233,9 +226,7 @@ def test_context_parallelism_is_searched_where_asked_for_and_shards_over_its_ran
         ({"name": "torch", "cp_size": (16,)}, "must divide GPUs (8)"),
     ],
 )
-def test_context_parallelism_that_cannot_be_had_is_refused_with_the_reason(
-    ask: Ask, asked: dict[str, object], said: str
-) -> None:
+def test_context_parallelism_that_cannot_be_had_is_refused_with_the_reason(ask, asked, said):
     with pytest.raises(UsageError) as caught:
         enumerate_space(ask(**{"batch": 16, "cp_size": (2,), **asked}))
     assert caught.value.field == "cp_size"
@@ -254,16 +245,14 @@ def test_context_parallelism_that_cannot_be_had_is_refused_with_the_reason(
          "gradient_accumulation_steps", "must be 4"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_beside_context_parallelism(
-    ask: Ask, text: str, field: str, said: str
-) -> None:
+def test_what_does_not_go_beside_context_parallelism(ask, text, field, said):
     with pytest.raises(UsageError) as caught:
         check_settings(ask("2x4xa100-80gb", 16), parse_settings(text))
     assert caught.value.field == field
     assert said in str(caught.value)
 
 
-def test_pipelines_are_nanotrons_and_never_starve(ask: Ask) -> None:
+def test_pipelines_are_nanotrons_and_never_starve(ask):
     space = enumerate_space(ask(name="nanotron", batch=16))
     assert values(space, "pp_size") == {1, 2, 4, 8}
     assert values(space, "sharding") == {Sharding.DDP, Sharding.ZERO1}
@@ -276,7 +265,7 @@ def test_pipelines_are_nanotrons_and_never_starve(ask: Ask) -> None:
     assert all(8 % (s.tp_size * s.pp_size) == 0 for s in both)
 
 
-def test_no_tensor_parallelism_without_a_verified_plan(ask: Ask) -> None:
+def test_no_tensor_parallelism_without_a_verified_plan(ask):
     for model, reason in [
         ({"only": GPT2}, "gpt2 fuses q, k and v"),
         ({"config": {"model_type": "phi3"}}, "phi3 fuses q, k and v"),
@@ -293,7 +282,7 @@ def test_no_tensor_parallelism_without_a_verified_plan(ask: Ask) -> None:
     assert "tensor_parallel gathered_logits has no effect" in why(space, "tp_size")
 
 
-def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
+def test_a_restriction_that_nothing_can_meet_is_refused(ask):
     for knobs, words in [
         ({"name": "accelerate", "tp_size": (2,), "only": GPT2}, "tp_size: got '2'; cannot be had"),
         ({"tp_size": (1,), "tp_recompute_allgather": (True,)}, "tp_recompute_allgather: got 'tr"),
@@ -303,8 +292,8 @@ def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
             enumerate_space(ask(**knobs))
 
 
-def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask: Ask) -> None:
-    def found(sync: str = "", **versions: str) -> Space:
+def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask):
+    def found(sync="", **versions):
         name = "trainer" if sync else "accelerate"
         return enumerate_space(ask("8xa100-80gb", 16, name=name, versions=versions))
 
@@ -349,15 +338,15 @@ def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask: 
 # -- versions decide --------------------------------------------------------------------------
 
 
-def sync_by_sharding(space: Space) -> dict[Sharding, set[bool]]:
-    found: dict[Sharding, set[bool]] = {}
+def sync_by_sharding(space):
+    found = {}
     for one in space.legal:
         if one.gradient_accumulation_steps > 1:
             found.setdefault(one.sharding, set()).add(one.sync_each_batch)
     return found
 
 
-def test_accelerate_1_10_always_syncs_under_fsdp2(ask: Ask) -> None:
+def test_accelerate_1_10_always_syncs_under_fsdp2(ask):
     space = enumerate_space(ask(name="accelerate", versions={"accelerate": "1.10"}))
     assert sync_by_sharding(space) == {
         Sharding.DDP: {False, True},
@@ -370,7 +359,7 @@ def test_accelerate_1_10_always_syncs_under_fsdp2(ask: Ask) -> None:
     assert len(today.legal) > len(space.legal)
 
 
-def test_the_ladder_of_checkpointing_is_what_the_stack_can_be_told(ask: Ask) -> None:
+def test_the_ladder_of_checkpointing_is_what_the_stack_can_be_told(ask):
     knob, plain = "activation_checkpointing", {"none", "full"}
     for name, versions, more in [
         ("torch", {}, {"selective", "every_2"}),
@@ -396,7 +385,7 @@ def test_the_ladder_of_checkpointing_is_what_the_stack_can_be_told(ask: Ask) -> 
         check_settings(ask(), split)
 
 
-def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:
+def test_accelerate_0_30_steps_too_often_when_it_syncs(ask):
     question = ask(name="accelerate", versions={"accelerate": "0.30"})
     space = enumerate_space(question)
     assert set(map(frozenset, sync_by_sharding(space).values())) == {frozenset({False})}
@@ -412,7 +401,7 @@ def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:
     assert values(asked, "gradient_accumulation_steps") == {1}
 
 
-def test_the_trainer_that_skips_the_wrong_sync_is_left_without_accumulation(ask: Ask) -> None:
+def test_the_trainer_that_skips_the_wrong_sync_is_left_without_accumulation(ask):
     versions = {"transformers": "4.46.2", "accelerate": "1.0"}
     space = enumerate_space(ask(name="trainer", versions=versions))
     assert values(space, "gradient_accumulation_steps") == {1}
@@ -422,7 +411,7 @@ def test_the_trainer_that_skips_the_wrong_sync_is_left_without_accumulation(ask:
 # -- errors -----------------------------------------------------------------------------------
 
 
-def test_restrictions_that_leave_nothing(ask: Ask) -> None:
+def test_restrictions_that_leave_nothing(ask):
     for cluster, knobs, field, words in [
         ("8xa100-80gb", {"tp_size": (3,)}, "tp_size", "heads (32) and kv_heads (8)"),
         ("8xa100-80gb", {"tp_size": (16,)}, "tp_size", "kv_heads (8) and gpus_per_node (8)"),
@@ -450,21 +439,24 @@ def test_restrictions_that_leave_nothing(ask: Ask) -> None:
         assert words in caught.value.allowed
 
 
-def test_a_batch_that_nothing_makes(ask: Ask) -> None:
+def test_a_batch_that_nothing_makes(ask):
     config = {"model_type": "gemma"}
     with pytest.raises(UsageError) as caught:
         enumerate_space(ask(batch=12, config=config))
     assert caught.value.field == "global_batch_size"
-    assert "8 (at tp_size 1)" in caught.value.allowed
+    assert "8 (at tp_size 1); nearest: 8 or 16" in caught.value.allowed
     assert 2 in values(enumerate_space(ask(batch=12)), "tp_size")
-    with pytest.raises(UsageError, match="tp_size: got '1'; leaves no legal settings; the rest"):
+    with pytest.raises(
+        UsageError, match="tp_size: got '1'; leaves no legal settings; the rest"
+    ) as why:
         enumerate_space(ask(batch=12, tp_size=(1,)))
+    assert "a multiple of 8: 8 or 16" in why.value.allowed
 
 
 # -- facts shared with the probe program ------------------------------------------------------
 
 
-def test_the_verified_model_types_are_those_of_the_probe_program() -> None:
+def test_the_verified_model_types_are_those_of_the_probe_program():
     from tuner.space import NO_TENSOR_PARALLEL, NO_TENSOR_PARALLEL_WITH, TENSOR_PARALLEL_MODEL_TYPES
     from workers.probe.tensor_parallel import plan
 

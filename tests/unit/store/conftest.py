@@ -75,7 +75,7 @@ def worker():
 def requests():
     """Makes so many different probes."""
 
-    def make(number: int) -> list[ProbeRequest]:
+    def make(number):
         return [
             ProbeRequest(
                 settings=Settings(micro_batch_size=1 + i % 4, gradient_accumulation_steps=4),
@@ -154,7 +154,7 @@ def claim(store, study, requests, worker):
 def run_out(store):
     """Lets all leases run out, and all signs of workers be old."""
 
-    def run_out() -> None:
+    def run_out():
         with Session(store.transactions.writer) as session, session.begin():
             now = clock(session)
             # locked in one order, so that two of these do not wait for each other
@@ -170,10 +170,10 @@ def count_statements():
     """Begins a list to which every statement is added from then on."""
     with ExitStack() as stack:
 
-        def begin() -> list[str]:
-            statements: list[str] = []
+        def begin():
+            statements = []
 
-            def add(conn: object, cursor: object, statement: str, *rest: object) -> None:
+            def add(conn, cursor, statement, *rest):
                 statements.append(statement)
 
             event.listen(Engine, "before_cursor_execute", add)

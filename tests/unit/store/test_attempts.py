@@ -10,7 +10,6 @@ from tests.unit.store.conftest import ELSEWHERE
 from tuner.core import lease
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits
-from tuner.store import Claim, WorkerIdentity
 from tuner.store.tables import AttemptRow, StudyRow, clock
 
 
@@ -20,7 +19,7 @@ def begin(store, study, requests, worker, long_ago):
     revision = store.study(study.id).revision
     assert store.enter_probe(study.id, revision, requests(1)[0], None) is not None
 
-    def claim(seconds: float, who: WorkerIdentity = worker) -> Claim:
+    def claim(seconds, who=worker):
         made = store.claim(study.id, who)
         with Session(store.transactions.writer) as session, session.begin():
             row = session.get_one(AttemptRow, made.attempt_id)

@@ -45,7 +45,7 @@ def test_a_copy_is_of_one_moment_while_others_write(sqlite_url, folder):
         connection.execute("CREATE TABLE pairs (number INTEGER, filler BLOB)")
     stop, written = threading.Event(), threading.Semaphore(0)
 
-    def write() -> None:
+    def write():
         with closing(sqlite3.connect(path, timeout=120)) as connection:
             number = 0
             while not stop.is_set():

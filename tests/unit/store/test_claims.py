@@ -4,13 +4,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Limits, ProbeState, Study, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.errors import StoreError
 from tuner.store import open_store
 from tuner.store.tables import AttemptRow
@@ -24,14 +23,14 @@ def answers_lost(store, *, of_message=False):
     the connection breaks."""
     dialect = store.transactions.engine.dialect
     commit = dialect.do_commit
-    lost: list[bool] = []
+    lost = []
 
-    def lose(connection: Any) -> None:
+    def lose(connection):
         lost.append(True)
         connection.close()
         raise dialect.loaded_dbapi.OperationalError("the connection is lost")
 
-    def do_commit(connection: Any) -> None:
+    def do_commit(connection):
         commit(connection)
         if not lost:
             lose(getattr(connection, "dbapi_connection", connection))
@@ -41,7 +40,7 @@ def answers_lost(store, *, of_message=False):
         if of_message and store.transactions.takes_messages:
             execute = dialect.loaded_dbapi.ClientCursor.execute
 
-            def lossy(cursor: Any, *given: Any) -> None:
+            def lossy(cursor, *given):
                 execute(cursor, *given)
                 lose(cursor.connection)
 
@@ -124,7 +123,7 @@ def test_a_study_that_ends_while_it_is_claimed_has_nothing_queued(
             assert store.enter_probe(study.id, study.revision + turn, request)
         barrier = threading.Barrier(4)
 
-        def take(study: Study = study, barrier: threading.Barrier = barrier) -> int:
+        def take(study=study, barrier=barrier):
             with open_store(url) as mine:
                 barrier.wait(PATIENCE_S)
                 return sum(mine.claim(study.id, worker) is not None for _ in range(4))

@@ -74,11 +74,11 @@ def test_of_those_who_claim_a_device_at_once_one_has_it(url, store, study, quest
     barrier = threading.Barrier(2, timeout=120)
     together = "postgresql" in url  # SQLite lets one writer in at a time
 
-    def wait(conn: object, cursor: object, statement: str, *rest: object) -> None:
+    def wait(conn, cursor, statement, *rest):
         if together and statement.startswith("INSERT INTO devices"):
             barrier.wait()
 
-    def take(study_id: str, worker: WorkerIdentity) -> int:
+    def take(study_id, worker):
         with open_store(url) as mine:
             claim = mine.claim(study_id, worker, devices=("GPU-1", "GPU-0"))
         return 0 if claim is None else claim.attempt_id

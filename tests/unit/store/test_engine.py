@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Engine
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits
@@ -146,7 +146,7 @@ def test_sqlite_is_set_up_to_lose_nothing(sqlite_url, monkeypatch):
     monkeypatch.setattr(engine_module, "DURABLY", "FULL")
     with open_store(sqlite_url) as store, store.transactions.engine.connect() as connection:
 
-        def pragma(name: str) -> object:
+        def pragma(name):
             return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
 
         assert pragma("journal_mode") == "wal"
@@ -159,9 +159,9 @@ def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
     sqlite_url, question, requests, worker, monkeypatch
 ):
     monkeypatch.setattr(engine_module, "DURABLY", "FULL")
-    waits: dict[str, list[str]] = {}
+    waits = {}
 
-    def note(conn: Connection, *_: object) -> None:
+    def note(conn, *_):
         how = conn.exec_driver_sql("PRAGMA synchronous").scalar()
         waits.setdefault(doing, []).append("waits" if how == 2 else "goes on")
 

@@ -4,7 +4,6 @@ import hmac
 import logging
 import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from sqlalchemy import delete, text, update
@@ -68,9 +67,9 @@ def test_anything_else_is_not_a_key(keys):
 
 
 def test_a_key_that_does_not_exist_is_compared_too(keys, monkeypatch):
-    compared: list[tuple[str, str]] = []
+    compared = []
 
-    def compare(kept: str, given: str) -> bool:
+    def compare(kept, given):
         compared.append((kept, given))
         return hmac.compare_digest(kept, given)
 
@@ -124,7 +123,7 @@ def test_use_is_noted_at_most_once_a_minute(keys):
 def test_a_key_is_good_although_its_use_cannot_be_noted(keys, monkeypatch, caplog):
     key, secret = keys.create("a", Scope.READ)
 
-    def full() -> Any:
+    def full():
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(keys.transactions, "write_if_free", full)

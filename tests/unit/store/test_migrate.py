@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 from alembic import command
-from alembic.config import Config
 from sqlalchemy import inspect, text
 
 from tuner.core.study import Limits
@@ -139,7 +138,7 @@ def test_a_database_of_another_version_is_refused_and_left_alone(
 
 
 def test_a_migration_that_fails_leaves_nothing(empty_url, monkeypatch):
-    def fails(config: Config, revision: str) -> None:
+    def fails(config, revision):
         upgrade(config, revision)
         raise RuntimeError("stop")
 
@@ -171,7 +170,7 @@ def test_opening_a_database_at_head_imports_no_alembic(url, study):
 
 
 def test_migrations_are_found_in_an_installed_package(monkeypatch, tmp_path, engine):
-    def folder() -> str | None:
+    def folder():
         with engine.connect() as connection:
             return migrate.alembic_config(connection).get_main_option("script_location")
 

@@ -40,7 +40,7 @@ def test_many_who_claim_at_once_get_each_probe_once(url, store, study, requests,
     done = Measurement(outcome=Outcome.OK)
     barrier = threading.Barrier(4)
 
-    def work(_: int) -> list[int]:
+    def work(_):
         taken = []
         with open_store(url) as mine:
             barrier.wait()
@@ -189,7 +189,7 @@ def do_anything(store, question, requests, run_out, seed):
 
 @pytest.mark.usefixtures("patient")
 def test_those_who_do_anything_at_once_break_nothing(url, store, question, requests, run_out):
-    def work(seed: int) -> None:
+    def work(seed):
         # Nobody plans what another plans: the planner sees the probes of its revision.
         mine = [replace(one, repetition=1000 * seed + i) for i, one in enumerate(requests(10))]
         with open_store(url) as opened:
@@ -220,7 +220,7 @@ def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(
     run_out()
     lose = queue._lose
 
-    def beat_first(session: Session, attempt_id: int) -> bool:
+    def beat_first(session, attempt_id):
         assert store.beat(claim)  # it is a suspect, and its row not locked yet
         return lose(session, attempt_id)
 
@@ -262,7 +262,7 @@ def test_a_lost_attempt_is_counted_once_by_those_who_reap_at_once(
         claimed(store, study, dead)
     barrier = threading.Barrier(4)
 
-    def reap(_: int) -> int:
+    def reap(_):
         with open_store(url) as mine:
             barrier.wait()
             return mine.reap()
@@ -292,13 +292,13 @@ def test_readers_of_events_miss_none_while_others_write(url, store, study, reque
     enter(store, study, requests(12))
     over = threading.Event()
 
-    def work(_: int) -> None:
+    def work(_):
         with open_store(url) as mine:
             while claim := mine.claim(study.id, worker):
                 mine.record(claim, Measurement(outcome=Outcome.OK))
 
-    def read() -> list[int]:
-        seen: list[int] = []
+    def read():
+        seen = []
         while True:
             last = over.is_set()
             seen += [e.id for e in store.events(study.id, after=seen[-1] if seen else 0)]

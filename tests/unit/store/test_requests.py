@@ -98,7 +98,7 @@ def test_a_request_that_asked_nothing_is_remembered_too(store, question):
 
 
 def test_what_is_written_beside_is_written_with_it_or_not_at_all(store, question, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise RuntimeError
 
     requests = Requests(store.transactions)

@@ -94,7 +94,7 @@ def test_what_cannot_be_json_or_text_elsewhere_is_kept(store, claim):
 def test_reading_takes_as_many_queries_whatever_is_stored(
     store, study, requests, worker, found, count_statements
 ):
-    def reading() -> list[int]:
+    def reading():
         numbers = []
         for read in (lambda: store.study(study.id), store.studies, lambda: store.events(study.id)):
             statements = count_statements()

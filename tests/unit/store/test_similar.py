@@ -11,7 +11,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Emulation, Fidelity
-from tuner.core.study import Limits, ProbeRequest, Study
+from tuner.core.study import Limits, ProbeRequest
 from tuner.machine import Machine
 from tuner.store.rows import MOST_PROBES
 from tuner.store.tables import StudyRow
@@ -22,7 +22,7 @@ def plant(store, found, worker):
     """Makes a study with finished probes: ``plant(question, probes=3)``."""
     repetitions = count()
 
-    def make(question, *, probes=1, fidelity=Fidelity.MEASURED, result=found) -> Study:
+    def make(question, *, probes=1, fidelity=Fidelity.MEASURED, result=found):
         study = store.ask(question, Limits(fidelity=fidelity))
         for _ in range(probes):
             request = ProbeRequest(

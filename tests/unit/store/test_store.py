@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import STUDY_TRANSITIONS, Limits, ProbeRequest, ProbeState, StudyState
+from tuner.core.study import STUDY_TRANSITIONS, Limits, ProbeState, StudyState
 from tuner.errors import StoreError
 from tuner.planner.spending import probes_of_request
 from tuner.store import EventKind, open_store, study_id
@@ -119,7 +119,7 @@ def test_two_who_ask_at_once_make_one_study(url, question):
     open_store(url).close()
     barrier = threading.Barrier(4)
 
-    def ask(_: int) -> str:
+    def ask(_):
         with open_store(url) as store:
             barrier.wait()
             return store.ask(question, Limits()).id
@@ -164,7 +164,7 @@ def test_what_is_written_beside_a_move_is_written_with_it_or_not_at_all(store, s
     audit = Audit(store.transactions)
     note = AuditNote(actor="local", action=Action.CANCEL)
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise RuntimeError
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
@@ -191,7 +191,7 @@ def test_a_probe_is_entered_at_the_revision_it_was_planned_at(store, study, requ
 def test_of_those_who_plan_at_once_one_enters(url, store, study, requests):
     barrier = threading.Barrier(4)
 
-    def plan(request: ProbeRequest) -> bool:
+    def plan(request):
         with open_store(url) as mine:
             barrier.wait()
             return mine.enter_probe(study.id, study.revision, request, None) is not None
@@ -226,7 +226,7 @@ def test_what_the_planner_must_know_changes_the_revision(
 ):
     revisions = [study.revision]
 
-    def changed() -> bool:
+    def changed():
         revisions.append(store.study(study.id).revision)
         return revisions[-1] > revisions[-2]
 

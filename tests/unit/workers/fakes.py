@@ -27,7 +27,7 @@ class HandStop(StopRequest):
     def __init__(self, move):
         super().__init__()
         self.move = move
-        self.when: Callable[[], str] = lambda: ""
+        self.when = lambda: ""
 
     def wait(self, seconds):
         if not self._why and (why := self.when()):
@@ -57,9 +57,9 @@ OK = always("ok")
 
 def meeting(runs, after=OK):
     """The first probes end when so many runs have begun one."""
-    begun: set[FakeRun] = set()
+    begun = set()
 
-    def act(run: FakeRun, spec: Mapping[str, Any], number: int) -> str | Mapping[str, Any]:
+    def act(run, spec, number):
         begun.add(run)
         return after(run, spec, number) if len(begun) >= runs else "wait"
 

@@ -76,7 +76,7 @@ def test_two_containers_of_one_machine_call_its_cores_the_same(tmp_path):
         random.mkdir(parents=True)
         (random / "boot_id").write_text(f"{boot}\n")
 
-    def cores(container: str, machine_name: str) -> str:
+    def cores(container, machine_name):
         seen = replace(machine(), name=container)
         (device,) = devices_here(seen, {}, tmp_path / machine_name)
         return device.name

@@ -29,7 +29,7 @@ def question(question):
 def work(store, tmp_path, stop):
     """Run a worker whose dry-run program does as it is told."""
 
-    def run(study_id: str, does: str = "ok", times: float = inf, **more) -> int:
+    def run(study_id, does="ok", times=inf, **more):
         runner = FakeDryRunner(does, times, stop.move)
         known = {"folder": tmp_path / "probes", "lock": tmp_path / "probes.lock"}
         options = WorkerOptions(**{**known, "dry_runner": lambda: runner, **more})

@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,10 @@ from tuner.core.study import Limits, ProbeRequest
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, StoreError
 from tuner.machine import Machine
-from tuner.store import Claim, Store, WorkerIdentity
+from tuner.store import Store, WorkerIdentity
 from workers import executor as executor_module
 from workers.devices import Device, DeviceLocks
-from workers.executor import Executor, Task, WorkerOptions, Workplace
+from workers.executor import Executor, WorkerOptions, Workplace
 from workers.launchers.site import LocalSite
 
 OK = Measurement(outcome=Outcome.OK, wall_s=1.0, device_s=1.0)
@@ -87,7 +86,7 @@ def study(store, question):
 def begin(executor, study):
     """Claims a probe and starts it."""
 
-    def start(workplace: Workplace) -> Task:
+    def start(workplace):
         assert workplace.acquire(alone=False, waits=True)
         task = executor.claim(study, Fidelity.MEASURED, workplace)
         assert task is not None
@@ -140,7 +139,7 @@ def test_a_result_waits_for_a_store_that_fails_and_is_kept_if_it_never_answers(
 ):
     record, failures = Store.record, [StoreError("no answer")] * 3
 
-    def fail(self: Store, claim: Claim, measurement: Measurement) -> bool:
+    def fail(self, claim, measurement):
         if failures:
             raise failures.pop()
         return record(self, claim, measurement)
@@ -156,13 +155,12 @@ def test_a_result_waits_for_a_store_that_fails_and_is_kept_if_it_never_answers(
     with pytest.raises(StoreError, match="a result is kept in"):
         executor.wait(math.inf)
     (kept,) = (tmp_path / "probes").iterdir()
+    assert kept.name.startswith("kept-")
     assert (kept / "result.json").exists()
     failures.clear()
 
 
-def test_a_lease_that_is_not_renewed_gives_the_probe_up(
-    executor, study, places, begin, clock, monkeypatch
-):
+def test_a_lease_that_is_not_renewed_gives_the_probe_up(executor, study, places, begin, clock):
     task = begin(places.all[0])
     assert task.pause(0) == ""
     clock.move(36)
@@ -233,11 +231,11 @@ def prepared(store, stop, options, question, monkeypatch):
     """The workplaces for a study of a cluster at a fidelity."""
     monkeypatch.setattr(executor_module, "check_machine", lambda *_: True)
 
-    def make(cluster: str, fidelity: Fidelity, **more: Any) -> list[Workplace]:
+    def make(cluster, fidelity, **more):
         chosen = replace(options, **more)
         executor = Executor(store, stop, WorkerIdentity.of_this_process(), chosen, DryRunner())
         asked = replace(question, cluster=parse_cluster(cluster))
-        study: Any = SimpleNamespace(question=asked)
+        study = SimpleNamespace(question=asked)
         with executor:
             executor.prepare(study, fidelity)
             return executor.workplaces

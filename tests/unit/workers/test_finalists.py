@@ -12,7 +12,6 @@ from tuner.core.study import Limits, StudyState
 from tuner.errors import ProbeError
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.guard.replica import Replica
 from workers import worker as worker_module
 from workers.devices import Device
 from workers.executor import WorkerOptions
@@ -25,7 +24,7 @@ class FakeGuard:
 
     def __init__(self, outcomes, most, stop):
         self.outcomes, self.most, self.stop = outcomes, most, stop
-        self.asked: list[Replica] = []
+        self.asked = []
 
     def __call__(self, **given):
         return self
@@ -57,7 +56,7 @@ class FakeGuard:
 def guarded(store, question, tmp_path, stop, monkeypatch):
     """Work off a study with a guard that finds ``outcomes``: the study, and the guard."""
 
-    def run(outcomes: dict[str, Outcome], limits: Limits, most: int | None = None):
+    def run(outcomes, limits, most=None):
         guard = FakeGuard(outcomes, most, stop)
         monkeypatch.setattr(worker_module.ReplicaTrainer, "train", guard.train)
         site = LocalSite(launcher=FakeLauncher(), find_devices=lambda: (Device(name="here/cpu"),))

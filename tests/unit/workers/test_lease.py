@@ -82,7 +82,7 @@ def test_a_store_that_fails_ends_it_before_it_runs_out_unless_it_comes_back(cloc
 def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(clock):
     answer, asked = threading.Event(), threading.Event()
 
-    def hang() -> bool:
+    def hang():
         asked.set()
         return answer.wait(60)
 
@@ -114,7 +114,7 @@ def test_a_stopped_workers_ranks_end_within_the_margin():
 def failing(*errors):
     left = list(errors)
 
-    def call() -> int:
+    def call():
         if left:
             raise left.pop(0)
         return 7
@@ -143,7 +143,7 @@ def test_troubles_of_the_database_may_pass_and_mistakes_do_not(stop, error, pass
 def test_patience_ends(stop, clock):
     began, calls = clock.now, [0]
 
-    def never() -> None:
+    def never():
         calls[0] += 1
         raise StoreError("no answer")
 

@@ -1,7 +1,5 @@
 """Which processes the guard starts, and what it makes of how they end; nothing is trained."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.questions import question_about
@@ -11,13 +9,10 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.guard.check import CheckState, caused
 from tuner.guard.replica import STEPS, replica_of
-from tuner.store import Store
 from workers import replicas as guard_module
 from workers.replicas import ReplicaTrainer, check_knobs_here
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"
-Does = Callable[[dict], dict]
-"""What a rank's record says of a spec, beside what all records say."""
 
 
 def question():
@@ -63,7 +58,7 @@ def launched(launcher):
 
 @pytest.fixture
 def guard(tmp_path):
-    def make(does: Does, why: str = ""):
+    def make(does, why=""):
         launcher = FakeLauncher(act=lambda run, spec, number: {**TRAINED, **does(spec)})
         pause = lambda seconds: why  # noqa: E731
         return ReplicaTrainer(pause=pause, launcher=launcher, folder=tmp_path), launcher
@@ -84,7 +79,7 @@ def test_a_reference_is_trained_once_for_all(guard, tmp_path):
 
 
 def test_those_after_one_that_failed_are_trained_in_new_processes(guard):
-    def does(spec: dict) -> dict:
+    def does(spec):
         return {"outcome": "crashed"} if spec["settings"]["sync_each_batch"] else good(spec)
 
     checks, launcher = guard(does)
@@ -95,7 +90,7 @@ def test_those_after_one_that_failed_are_trained_in_new_processes(guard):
 
 
 def test_what_one_process_cannot_train_says_nothing(guard):
-    def does(spec: dict) -> dict:
+    def does(spec):
         return {"outcome": "non_finite"}
 
     checks, launcher = guard(does)
@@ -107,7 +102,7 @@ def test_what_one_process_cannot_train_says_nothing(guard):
 
 
 def test_optimizer_steps_count_without_a_reference(guard):
-    def does(spec: dict) -> dict:
+    def does(spec):
         if spec["world_size"] == 1:
             return {"outcome": "crashed"}
         return good(spec) | {"optimizer_steps": 18}
@@ -144,7 +139,7 @@ def test_each_verdict_comes_when_it_is_reached(guard):
 def knobs_here(guard, tmp_path, monkeypatch):
     """``knobs_here(does, store)``: what ``tuner doctor --run`` has a worker do."""
 
-    def run(does: Does, store: Store) -> bool:
+    def run(does, store):
         monkeypatch.setattr(guard_module, "ReplicaTrainer", lambda pause: guard(does)[0])
         monkeypatch.setattr(guard_module, "default_lock_path", lambda: tmp_path / "lock")
         cases = [(question(), twin_settings) for twin_settings in CASES]
@@ -161,7 +156,7 @@ def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store):
     class KilledError(BaseException):
         """As no code of ours expects it."""
 
-    def does(spec: dict) -> dict:
+    def does(spec):
         if not spec["settings"]["sync_each_batch"] and spec["world_size"] > 1:
             raise KilledError
         return good(spec)

@@ -4,7 +4,6 @@ import threading
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -14,7 +13,7 @@ from tests.unit.workers.fakes import FakeDryRunner, FakeLauncher
 from tests.waiting import until
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, Study, StudyState
+from tuner.core.study import Limits, StudyState
 from tuner.errors import AwayError, ProbeError, StoreError, UsageError
 from tuner.explain.known import best_known
 from tuner.machine import Machine
@@ -83,7 +82,7 @@ def pass_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(serve_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def wait() -> None:
+    def wait():
         now[0] += 30.0
 
     return wait
@@ -91,7 +90,7 @@ def pass_time(monkeypatch):
 
 @pytest.fixture
 def queue(store, stop, work):
-    def make(judge=lambda _: YES, *pools, **more) -> StudyQueue:
+    def make(judge=lambda _: YES, *pools, **more):
         known = {"store": store, "stop": stop, "pools": pools, "judge": judge, "work": work}
         return StudyQueue(**{**known, "look_s": 0.01, **more})
 
@@ -109,7 +108,7 @@ def test_what_is_not_for_it_is_told_once_and_stays(store, queue, work, studies, 
     caplog.set_level("INFO", logger="workers")
     judged = []
 
-    def judge(study: Study) -> Fitness:
+    def judge(study):
         judged.append(study.id)
         return YES if study.id == studies[2] else Fitness(takes=False, why="no GPU here")
 
@@ -204,15 +203,15 @@ def test_a_store_that_is_away_is_waited_for_with_growing_pauses(
     store, queue, work, studies, monkeypatch
 ):
     reap, failures = Store.reap, [StoreError("no answer"), UsageError("db", "x", "read-only")]
-    pauses: list[float] = []
+    pauses = []
 
-    def fails(self: Store) -> int:
+    def fails(self):
         if failures:
             raise failures.pop(0)
         return reap(self)
 
     class Noting(StopRequest):
-        def wait(self, seconds: float) -> str:
+        def wait(self, seconds):
             if seconds:
                 pauses.append(seconds)
             return super().wait(0)
@@ -240,7 +239,7 @@ def launcher():
 def serve(store, tmp_path, launcher):
     """Serves in this process until nothing is left; the exit code."""
 
-    def run(*, stop: StopRequest | None = None, **more: Any) -> int:
+    def run(*, stop=None, **more):
         options = WorkerOptions(
             folder=tmp_path / "probes",
             lock=tmp_path / "probes.lock",
@@ -343,9 +342,9 @@ def test_it_lives_while_it_is_entered(store, entry):
 
 
 def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch):
-    failures: list[int] = []
+    failures = []
 
-    def fail(self: Workers, *given: object) -> int:
+    def fail(self, *given):
         failures.append(1)
         raise StoreError("no answer")
 
@@ -362,10 +361,10 @@ def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch):
 def away(monkeypatch):
     """Has opening the database fail with these errors, one after the other."""
 
-    def plan(*errors: Exception) -> None:
+    def plan(*errors):
         left = list(errors)
 
-        def open_it(*args: object, **more: object) -> Store:
+        def open_it(*args, **more):
             if left:
                 raise left.pop(0)
             return open_store(*args, **more)

@@ -6,26 +6,16 @@ from itertools import combinations
 from math import inf
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 
-from tests.unit.workers.fakes import (
-    OK,
-    FakeLauncher,
-    FakeProbe,
-    FakeRun,
-    HandStop,
-    always,
-    hang,
-    meeting,
-)
+from tests.unit.workers.fakes import OK, FakeLauncher, HandStop, always, hang, meeting
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import ProbeError
-from tuner.store import Claim, Store, WorkerIdentity
+from tuner.store import Store, WorkerIdentity
 from workers import executor as executor_module
 from workers.devices import Device, DeviceLocks
 from workers.executor import WorkerOptions
@@ -73,7 +63,7 @@ class Work:
 
     def on_gpu(self):
         """The probes on each GPU."""
-        found: dict[str, list[FakeProbe]] = {}
+        found = {}
         for probe in self.launcher.probes:
             for gpu in probe.gpus:
                 found.setdefault(gpu, []).append(probe)
@@ -221,7 +211,7 @@ def test_a_cancelled_study_ends_its_probes(store, eight, on_gpus, stop, monkeypa
     monkeypatch.setattr("workers.lease.BEATS", 6000)  # a hundredth of a second
     study = store.ask(eight, emulated())
 
-    def cancel() -> str:
+    def cancel():
         if len(on_gpus.launcher.probes) == 3:
             store.move(study.id, StudyState.CANCELLED, "by a test")
         return ""
@@ -236,7 +226,7 @@ def test_a_cancelled_study_ends_its_probes(store, eight, on_gpus, stop, monkeypa
 
 @pytest.mark.parametrize("whose", ["ours", "another's", "a service's"])
 def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch, whose):
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise ProbeError("this machine is cpu:2")
 
     monkeypatch.setattr(executor_module, "check_machine", refuse)
@@ -283,12 +273,12 @@ def test_ranks_make_room_between_two_probes_for_another_that_waits(
     other, had = work.another(), []
     record = Store.record
 
-    def recorded(self: Store, claim: Claim, measurement: object) -> bool:
+    def recorded(self, claim, measurement):
         if claim.probe.id == 1:
             assert not other.acquire()
         return record(self, claim, measurement)
 
-    def let_in(seconds: float) -> None:
+    def let_in(seconds):
         if seconds == executor_module.ROOM_S:
             had.append((other.acquire(), [run.ended is None for run in work.launcher.runs]))
             other.release()
@@ -317,10 +307,10 @@ def test_probes_run_at_once_and_never_two_on_one_device(store, eight, on_gpus):
 
 
 def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkeypatch):
-    claims: list[tuple[int, set[str]]] = []
+    claims = []
     claim = Store.claim
 
-    def noted(self: Store, study_id: str, worker: Any, fidelity: Any, devices: Any, **more: Any):
+    def noted(self, study_id, worker, fidelity, devices, **more):
         found = claim(self, study_id, worker, fidelity, devices, **more)
         if found:
             claims.append((found.probe.request.repetition, set(devices)))
@@ -340,7 +330,7 @@ def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkey
 
 
 def test_a_rank_that_is_killed_leaves_its_neighbours_alone(store, eight, on_gpus):
-    def kill_b(run: FakeRun, spec: Any, number: int) -> str:
+    def kill_b(run, spec, number):
         return "kill" if run.job.visible == ("GPU-b",) else "ok"
 
     study = store.ask(eight, emulated(max_probes=6))
@@ -385,10 +375,10 @@ def test_a_probe_that_ends_while_other_devices_are_waited_for_makes_room_for_the
     assert on_gpus.another("GPU-b", "GPU-c").acquire()
     waits, move, began = Event(), stop.move, clock.now
 
-    def act(run: FakeRun, spec: Any, number: int) -> str:
+    def act(run, spec, number):
         return "ok" if waits.is_set() else "wait"
 
-    def moved(seconds: float) -> None:
+    def moved(seconds):
         if seconds == executor_module.ACQUIRE_S:
             waits.set()
         move(seconds)
@@ -407,7 +397,7 @@ def test_a_probe_that_ends_while_other_devices_are_waited_for_makes_room_for_the
 def test_gpus_that_cannot_be_used_end_the_worker_and_close_no_configuration(
     store, eight, on_gpus, serves
 ):
-    def check(run: FakeRun) -> str:
+    def check(run):
         return "crashed" if run.job.visible == ("GPU-b",) else "ok"
 
     study = store.ask(eight, emulated(max_probes=5))

@@ -32,8 +32,7 @@ from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vo
 from workers.probe.optimizers import in_host_memory
 from workers.probe.quantized import scales
 from workers.probe.spec import Spec
-from workers.probe.stack import Stack, build_stack
-from workers.probe.step import optimizer_step
+from workers.probe.stack import Stack, build_stack, optimizer_step
 from workers.probe.tracker import INSTRUMENT, Phase
 
 # The part of the model that each phase begins in.

@@ -11,12 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from uuid import uuid4
 
 import pytest
 
-from workers.launchers.base import Job, Why
+from workers.launchers.base import Why
 from workers.measuring.ranks import Kind, WarmRanks
 
 SUPERVISOR = """
@@ -59,7 +58,7 @@ def marker():
 def make(make_job, marker, nodes):
     """A job of two ranks over the launcher's nodes."""
 
-    def make(script: Mapping[str, list[str]], **fields: object) -> Job:
+    def make(script, **fields):
         return make_job({**script, marker: []}, **{"nodes": nodes, "term_grace_s": 1.0, **fields})
 
     return make
@@ -70,7 +69,7 @@ def supervise(make, supervisor, tmp_path):
     """A process that supervises two ranks that hang, and says when they are ready."""
     started = []
 
-    def start(silence_s: float) -> subprocess.Popen[str]:
+    def start(silence_s):
         name, script = f"supervised-{len(started)}", {"*": ["deaf", "say:ready", "hang"]}
         job = make(script, silence_s=silence_s, deadline_s=600.0, name=name)
         file = tmp_path / "job-of-test.json"
@@ -204,7 +203,7 @@ def test_ranks_follow_one_order_after_another(launcher, stand_in_argv, nodes, tm
     kind = Kind(ranks=2, world_size=2, device="cpu", nodes=nodes)
     script = {"*@1": ["ok"], "*@2": ["say:second", "ok"], "*@3": ["oom"]}
 
-    def pause(seconds: float) -> str:
+    def pause(seconds):
         time.sleep(seconds)
         return ""
 

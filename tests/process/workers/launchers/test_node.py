@@ -25,7 +25,7 @@ def actor(tmp_path, monkeypatch):
 def begin(actor, make_job):
     """Starts rank 0 with a script, and files that are there from the start: its folder."""
 
-    def begin(script: list[str], files: dict[str, bytes] | None = None, ranks: int = 1) -> str:
+    def begin(script, files=None, ranks=1):
         folder = actor.make_folder(files or {})
         job = make_job({"0": script}, ranks=ranks).as_dict()
         actor.start(job, 0, "", folder, sys.executable)
@@ -35,7 +35,7 @@ def begin(actor, make_job):
 
 
 def until_the_end(actor):
-    news: dict = {"files": {}, "log": b""}
+    news = {"files": {}, "log": b""}
     while not news.get("end"):
         new = actor.exchange(True, {})
         news["files"] |= new["files"]

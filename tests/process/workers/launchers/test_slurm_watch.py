@@ -29,7 +29,7 @@ def answers(tmp_path, monkeypatch):
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def answer(squeue="", sinfo="", squeue_err="", sinfo_err="") -> None:
+    def answer(squeue="", sinfo="", squeue_err="", sinfo_err=""):
         for name, text in (("squeue", squeue), ("sinfo", sinfo)):
             (tmp_path / f"{name}.out").write_text(text)
         for name, text in (("squeue", squeue_err), ("sinfo", sinfo_err)):

@@ -20,9 +20,9 @@ Task = subprocess.Popen[bytes]
 @pytest.fixture
 def start(tmp_path):
     """Start the program as srun does."""
-    started: list[Task] = []
+    started = []
 
-    def start(job: Job, rank: int = 0) -> Task:
+    def start(job, rank=0):
         file = tmp_path / "job.json"
         file.write_text(json.dumps({"job": job.as_dict(), "addresses": {"n1": "10.0.0.1"}}))
         place = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1"}

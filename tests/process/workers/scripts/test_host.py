@@ -23,9 +23,7 @@ def host(tmp_path):
     """``host(code)``: a host whose launcher is this Python code."""
     started = []
 
-    def start(
-        code, *, silence_s=600.0, output=None, change=lambda: None
-    ) -> "subprocess.Popen[bytes]":
+    def start(code, *, silence_s=600.0, output=None, change=lambda: None):
         (tmp_path / "train.py").touch()
         script = read_script("train.py", folder=tmp_path)
         command = Command(

@@ -5,14 +5,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.process.workers.scripted import SETTINGS, as_torchrun, asking_script, left, waiting
-from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Question
+from tuner.core.measurement import Outcome
 from tuner.errors import ProbeError
 from workers.launchers.local import LocalLauncher
 from workers.scripts.probe import ScriptRun
@@ -22,7 +20,7 @@ from workers.scripts.probe import ScriptRun
 def ask(question, tmp_path):
     """``ask(step, whole=..., arguments=...)``: about a script that does ``step`` in each."""
 
-    def ask(step: str = "pass", *, whole: str = "", **more: Any) -> Question:
+    def ask(step="pass", *, whole="", **more):
         return asking_script(question, tmp_path, step, whole=whole, **more)
 
     return ask
@@ -32,7 +30,7 @@ def ask(question, tmp_path):
 def run(tmp_path):
     """``run(question)``: what its script's probe finds."""
 
-    def measure(question: Question, *, pause: Any = None, **more: Any) -> Measurement:
+    def measure(question, *, pause=None, **more):
         known = {"deadline_s": 240.0, "peer_grace_s": 0.5, **more}
         probing = ScriptRun(
             launcher=LocalLauncher(),

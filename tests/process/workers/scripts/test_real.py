@@ -9,7 +9,7 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
-from tuner.core.measurement import Measurement, Outcome
+from tuner.core.measurement import Outcome
 from tuner.core.script import Launch, read_script
 from tuner.core.study import Limits, Study, StudyState
 from workers.launchers.local import LocalLauncher
@@ -25,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("preloading")
 def probe(question, tmp_path):
     """``probe(script, arguments, name=..., template=...)``: what two ranks of it find."""
 
-    def run(
-        script: str, *arguments: str, name: str = "torch", template: str = "", nodes: int = 1
-    ) -> Measurement:
+    def run(script, *arguments, name="torch", template="", nodes=1):
         asked = replace(
             question,
             cluster=parse_cluster(f"{nodes}x{2 // nodes}xcpu"),
@@ -60,7 +58,6 @@ def test_torch(probe):
     assert found.outcome is Outcome.OK, found
     assert found.tracked_accumulation == 2
     assert (found.optimizer_steps, found.expected_optimizer_steps) == (12, 12)
-    assert found.losses
     assert len(found.losses) == 13
     assert found.memory.allocated_bytes > 2**26
     assert found.hardware["memory"] == "peak resident set of the process"

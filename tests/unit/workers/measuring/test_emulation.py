@@ -78,7 +78,7 @@ def test_copies_that_computing_hides_are_not_counted_twice():
     costs = replace(USUAL, time=replace(USUAL.time, overlap_cost=0.5))
     found = Measurement(outcome=Outcome.OK, memory=memory(), step_times_s={2: (0.35,) * 3})
 
-    def exposed_s(bytes_per_s: float | None) -> float:
+    def exposed_s(bytes_per_s):
         cluster = replace(CLUSTER, gpu=replace(CLUSTER.gpu, memory_bytes_per_s=bytes_per_s))
         rates = Rates(cluster=cluster, costs=costs)
         made = with_communication(found, noted(HIDDEN), SETTINGS, rates, stands_in=False).emulation
@@ -114,7 +114,7 @@ def test_copies_on_a_device_of_another_kind_took_what_its_memory_takes():
     costs = replace(USUAL, time=replace(USUAL.time, overlap_cost=0.7))
     known = {"device": "NVIDIA H200", "total_memory_bytes": 150_108_897_280}
 
-    def exposed_s(hardware: dict[str, object], *, stands_in: bool) -> float:
+    def exposed_s(hardware, *, stands_in):
         found = Measurement(outcome=Outcome.OK, memory=memory(), hardware=hardware)
         rates = Rates(cluster=CLUSTER, costs=costs)
         made = with_communication(

@@ -112,7 +112,7 @@ def test_checkpointing_is_seen_by_the_layers_that_backward_computes():
                     )
 
 
-def test_a_fused_loss_is_seen_by_what_the_head_returns() -> None:
+def test_a_fused_loss_is_seen_by_what_the_head_returns():
     for value, whole in product((False, True), (False, True, None)):
         settings = replace(parse_settings(DDP.format("true")), fused_loss=value)
         found = measured(counts(settings), reducing_micro_batches=4, whole_logits=whole)

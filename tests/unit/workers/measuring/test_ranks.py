@@ -1,20 +1,23 @@
 """Ranks that stay for the next probe: who runs what, and when they end. None is a process."""
 
 import time
+from collections import namedtuple
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
 from tests.records import SHORTAGE
 from tests.unit.workers.conftest import HandClock
-from tests.unit.workers.fakes import OK, Act, FakeLauncher, FakeRun, always, hang
+from tests.unit.workers.fakes import OK, FakeLauncher, always, hang
 from tests.waiting import until
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.errors import ProbeError
+from tuner.machine import usable_cores
 from workers.launchers.base import Why
+from workers.launchers.local import LocalLauncher
 from workers.measuring import ranks as ranks_module
-from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
+from workers.measuring.ranks import CheckedDevices, Kind, OtherLoad, WarmRanks
 from workers.probe.orders import SPENT, header
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
@@ -35,7 +38,7 @@ class Warm:
     clock: HandClock
 
     def measure(self, kind=TWO, deadline_s=100.0, why=str):
-        def pause(seconds: float) -> str:
+        def pause(seconds):
             self.clock.move(seconds)
             return why()
 
@@ -49,9 +52,9 @@ class Warm:
 @pytest.fixture
 def warm(tmp_path, clock):
     """``warm(act, check=..., **options)``."""
-    opened: list[WarmRanks] = []
+    opened = []
 
-    def make(act: Act = OK, *, check: Any = None, **options: Any) -> Warm:
+    def make(act=OK, *, check=None, **options):
         launcher = FakeLauncher(act=act, **({"check": check} if check else {}))
         ranks = WarmRanks(launcher=launcher, folder=tmp_path / "probes", **options)
         opened.append(ranks.__enter__())
@@ -113,7 +116,7 @@ def test_what_a_rank_says_is_of_its_own_probe(warm):
 
 
 def test_memory_that_stays_behind_wants_new_ranks(warm):
-    def act(run: FakeRun, spec: object, number: int) -> str:
+    def act(run, spec, number):
         (run.job.directory / SPENT).touch()
         return "ok"
 
@@ -135,7 +138,7 @@ def test_what_is_given_up_leaves_no_rank(warm):
     assert it.outcome(why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
 
-    def fail() -> str:
+    def fail():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -196,7 +199,7 @@ def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm):
     assert it.outcome(kind=GPUS, why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
 
-    def slow(run: FakeRun) -> str:
+    def slow(run):
         it.clock.move(50.0)
         return "ok"
 
@@ -220,3 +223,29 @@ def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(
     it.launcher.act = OK
     assert it.outcome(kind=GPUS) is Outcome.OK  # on the ranks that looked
     assert len(it.launcher.runs) == before
+
+
+def test_load_is_what_others_take_of_the_cores_that_ranks_may_use(monkeypatch):
+    core = namedtuple("core", "user nice system idle iowait steal guest")
+    cores = [core(10, 0, 0, 5, 5, 0, 9), core(0, 20, 0, 0, 0, 0, 0), core(99, 0, 0, 0, 0, 0, 0)]
+    own = [2.0]
+    ranks = [SimpleNamespace(cpu_times=lambda: (own[0], 0.0, 0.0, 1.0, 7.0))]
+    monkeypatch.setattr(ranks_module.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(ranks_module.psutil, "cpu_times", lambda percpu: cores)
+    worker = SimpleNamespace(children=lambda recursive: ranks, cpu_times=lambda: (1.0, 0, 0, 0))
+    monkeypatch.setattr(ranks_module.psutil, "Process", lambda: worker)
+    monkeypatch.setattr(ranks_module.time, "monotonic", lambda: now)
+    now = 100.0
+    load = OtherLoad()
+    cores[:2], own[0], now = [core(14, 0, 1, 5, 9, 1, 14), core(1, 22, 0, 0, 0, 0, 0)], 5.0, 110.0
+    # 9 seconds of both cores in 10, of which a rank had 3
+    assert load.cores() == {"cores": 2, "cores_of_others": 0.6}
+
+
+def test_a_timed_probe_of_this_machine_has_the_load_beside_it(warm, monkeypatch):
+    ours = LocalLauncher()
+    of_others, found = warm(), warm()
+    monkeypatch.setattr(LocalLauncher, "start", lambda self, job: found.launcher.start(job))
+    found.ranks.launcher = ours
+    assert found.measure().hardware["cores"] == usable_cores()
+    assert "cores" not in of_others.measure().hardware

@@ -1,11 +1,19 @@
 import copy
 import json
-from typing import Any
+import subprocess
 
 from tuner.core.measurement import Collective, Outcome
-from workers.measuring.records import BadRecord, RankRecord, parse_record, read_records
+from workers.measuring.records import (
+    BadRecord,
+    RankRecord,
+    log_tail,
+    make_folder,
+    parse_record,
+    read_records,
+    remove_leftovers,
+)
 
-GOOD: dict[str, Any] = {
+GOOD = {
     "format": 2, "rank": 1, "outcome": "ok", "phase": "finish", "error": None,
     "ended_at": 1700000000.5, "oom": None, "memory": {"allocated_bytes": 100,
     "allocated_low_bytes": 90, "reserved_bytes": 120, "device_bytes": 500, "overhead_bytes": 7,
@@ -17,7 +25,7 @@ GOOD: dict[str, Any] = {
     "versions": {"torch": "2.13.0"}, "hardware": {"device": "cpu", "threads": 1}, "emulation": None,
 }  # fmt: skip
 SEEN = {"op": "all_gather", "axis": "tp", "phase": "forward", "count": 3, "bytes": 99}
-ALONE: dict[str, Any] = {
+ALONE = {
     "phase_times_s": {"2": [{"forward": 0.1, "backward": 0.2}]},
     "copies_s": {"2": {"forward": 0.01}},
     "collectives": {"2": [{**SEEN, "overlap": "exposed"}]},
@@ -101,3 +109,28 @@ def test_reading_those_of_all_ranks(tmp_path):
     assert missing.missing
     assert isinstance(binary, BadRecord)
     assert not binary.missing
+
+
+def test_colors_and_control_characters_are_removed(tmp_path):
+    log = tmp_path / "rank.log"
+    log.write_bytes(b"\x1b[31;1mred\x1b[0m \x1b]0;title\x07plain\x00\x08\tkept\r\n1%\r2%")
+    assert log_tail(log) == "red plain\tkept\n1%\n2%"
+
+
+def ended_process():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
+    mine = make_folder(tmp_path, "1")
+    left = tmp_path / f"{ended_process()}-1-abc"
+    left.mkdir()
+    (left / "spec.json").touch()
+    kept = tmp_path / f"kept-{left.name}"  # a result that the store did not take
+    kept.mkdir()
+    (tmp_path / "not-ours-at-all").mkdir()
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([mine, kept, tmp_path / "not-ours-at-all"])
+    remove_leftovers(tmp_path / "nowhere")

@@ -9,7 +9,7 @@ from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, Stu
 from tuner.cost.memory.device import device_terms
 from tuner.planner.ranking import VERIFICATION_STEPS
 from workers.measuring.measure import MINIMUM_STEPS, WARMUP_STEPS, probe_spec
-from workers.measuring.records import write_spec
+from workers.measuring.records import write_json
 from workers.probe.spec import read_spec
 
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
@@ -26,7 +26,7 @@ def study(question):
 
 
 def test_the_probe_program_reads_it(question, tmp_path):
-    spec = read_spec(write_spec(tmp_path, probe_spec(study(question), probe((2, 4)))))
+    spec = read_spec(write_json(tmp_path / "spec.json", probe_spec(study(question), probe((2, 4)))))
     assert spec.settings.gradient_accumulation_steps == 2
     assert spec.accumulation_counts == [2, 4]
     assert spec.model["model_type"] == "llama"
