@@ -22,8 +22,7 @@ from foundry import FoundryRow, foundry_rows
 from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.memory.pipeline import stage_memory
-from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
+from tuner.cost.pipeline import pipeline_seconds, spans_nodes, stage_memory
 from tuner.cost.time.step import sharded_step_s
 
 MEMORY = (

@@ -22,8 +22,6 @@ class Series:
     name: str  # for the legend; the number of points is added
     color: str  # such as `#0072B2`
     points: Sequence[tuple[float, float]] = ()  # measured and predicted
-    bars: Sequence[tuple[float, float, float]] = ()
-    """Measured, and the least and the most that is predicted."""
     radius: float = 3.0  # pixels of a point
 
     @property
@@ -43,7 +41,7 @@ class Panel:
     @property
     def limits(self) -> tuple[float, float]:
         """Ends of both axes: all values, and a little room."""
-        values = [v for one in self.series for p in (*one.points, *one.bars) for v in p]
+        values = [v for one in self.series for p in one.points for v in p]
         return min(values) / 1.25, max(values) * 1.25
 
 
@@ -118,10 +116,6 @@ def _diagonals(scale: Scale) -> Iterable[str]:
 
 
 def _marks(scale: Scale, series: Series) -> Iterable[str]:
-    for measured, low, high in series.bars:
-        x = scale.x(measured)
-        style = f'stroke="{series.color}" stroke-width="3" stroke-linecap="round"'
-        yield line(x, scale.y(low), x, scale.y(high), style)
     for measured, predicted in series.points:
         x, y = scale.x(measured), scale.y(predicted)
         yield (
@@ -134,15 +128,11 @@ def _legend(scale: Scale, series: Sequence[Series]) -> Iterable[str]:
     for i, one in enumerate(series):
         y = TOP + SIDE + BOTTOM + i * ENTRY
         yield f'<circle cx="{scale.left + 6}" cy="{y - 4}" r="4.5" fill="{one.color}"/>'
-        yield text(scale.left + 18, y, _label(one), 'text-anchor="start"')
+        yield text(scale.left + 18, y, f"{one.name} ({len(one.points)})", 'text-anchor="start"')
 
 
 def _short(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
-
-
-def _label(series: Series) -> str:
-    return f"{series.name} ({len(series.points) + len(series.bars)})"
 
 
 def document(width: int, height: int, body: Iterable[str]) -> str:

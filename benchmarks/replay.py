@@ -18,7 +18,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.study import Question
 from tuner.cost.constants import Costs
-from tuner.cost.memory.pipeline import refused, stage_memory
+from tuner.cost.pipeline import refused, stage_memory
 from tuner.planner.forecast import Asked
 from tuner.planner.prior import prior_among
 from tuner.planner.similar import Found, past_trials

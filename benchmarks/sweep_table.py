@@ -23,7 +23,7 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, FrameworkName
 from tuner.cost.constants import default_costs
-from tuner.cost.memory.pipeline import stage_memory
+from tuner.cost.pipeline import stage_memory
 from tuner.cost.prediction import predict
 
 Pair = tuple[Run, Evaluation]

@@ -21,7 +21,7 @@ from tests.questions import question_about
 from tests.records import VERSIONS, dry_trace
 from tests.unit.made import crashed, ok, oom, stored, study_of
 from tuner.cli import main
-from tuner.cost.time.traced import AMOUNTS
+from tuner.cost.time.compute import AMOUNTS
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.store import engine, open_store
 

@@ -15,12 +15,17 @@ class Plain:
     __slots__ = ()
     form: ClassVar[int | None] = None
     """The number of its form, where that changes: it is written, and no other is read."""
+    later: ClassVar[tuple[str, ...]] = ()
+    """Fields that came later: they are written off their default alone, so that what is hashed or
+    kept of older values stays."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, in the order of the fields, those that are inherited last."""
         form = {} if self.form is None else {"format": self.form}
         kind: Any = type(self)
-        return {**form, **{name: plain(getattr(self, name)) for name in _names(kind)}}
+        values = {name: getattr(self, name) for name in _names(kind)}
+        same = {name for name in self.later if values[name] == _defaults(kind)[name]}
+        return {**form, **{name: plain(v) for name, v in values.items() if name not in same}}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -61,6 +66,11 @@ def plain(value: Any) -> Any:
 def _names(kind: Any) -> tuple[str, ...]:
     own = get_annotations(kind)
     return tuple(sorted((one.name for one in fields(kind)), key=lambda name: name not in own))
+
+
+@cache
+def _defaults(kind: Any) -> Mapping[str, Any]:
+    return {one.name: one.default for one in fields(kind)}
 
 
 @cache

@@ -304,9 +304,9 @@ def put_into(
     that are ``kept`` as they are.
     """
     found, name = opened.found, opened.found.format_name
-    if name not in READERS:
+    tuned = READERS[name].tuned if name in READERS else None
+    if tuned is None:
         raise UsageError("file", path, f"is of {name}, which is not changed: export the answer")
-    reader = READERS[name]
     present = Settings(**{name: knob_value(name, value) for name, value in knobs.items()})
     kept = frozenset(kept)
     best = replace(best, **{name: getattr(present, name) for name in kept})
@@ -314,8 +314,8 @@ def put_into(
         best = replace(best, sync_each_batch=present.sync_each_batch)
     unsaid = {name for name in found.free if name in BATCH and name not in found.knobs}
     absent = {name: 2 * getattr(best, name) for name in unsaid - kept}  # it is written in any case
-    before = reader.tuned(asked, replace(present, **absent), opened.values)
-    after = reader.tuned(asked, best, opened.values)
+    before = tuned(asked, replace(present, **absent), opened.values)
+    after = tuned(asked, best, opened.values)
     by_fsdp1, shards = asked.framework.fsdp_version == 1, is_sharded(asked, best)
     if by_fsdp1 and shards and best.sharding is not present.sharding:
         allowed = "these versions shard by FSDP1, and what is put into it would be FSDP2's, which"

@@ -1,7 +1,7 @@
 """Adapters: small matrices that are trained beside a model that is frozen."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
@@ -10,6 +10,7 @@ from tuner.core.bounds import Number, Whole, check_bounds, choice
 from tuner.errors import UsageError, did_you_mean
 from tuner.model import ModelConfig
 from tuner.model.shape import Linear, end_names, linears
+from tuner.serialization import plain
 
 # Channels between an adapter's two matrices; more is a mistake.
 LARGEST_RANK = 2**14
@@ -42,11 +43,7 @@ QUANTIZED: Mapping[str, object] = {"quantize": Quantize.NF4, "double_quant": Tru
 
 
 def names_of(field: str, given: object) -> tuple[str, ...]:
-    """The names in a list, each once.
-
-    Raises:
-        UsageError: it is no list of texts.
-    """
+    """The names in a list, each once. Raises UsageError: it is no list of texts."""
     if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
         raise UsageError(field, given, "must be a list of names")
     return tuple(sorted({one.strip() for one in given} - {""}))
@@ -80,8 +77,8 @@ class Adapter:
     double_quant: bool = True  # whether the scales of blocks are quantized too
 
     def __post_init__(self) -> None:
-        for field in ("target_modules", "modules_to_save"):
-            object.__setattr__(self, field, names_of(field, getattr(self, field)))
+        for name in ("target_modules", "modules_to_save"):
+            object.__setattr__(self, name, names_of(name, getattr(self, name)))
         names = self.target_modules
         if not names:
             allowed = f"must be {ALL_LINEAR}, or names of linear layers such as q_proj,v_proj"
@@ -120,11 +117,8 @@ class Adapter:
         return sum(-(-part // 512) * 512 for part in parts)
 
     def check(self, model: ModelConfig) -> None:
-        """Refuses names that no linear layer of the model has.
-
-        Raises:
-            UsageError: with those that it has.
-        """
+        """Refuses names that no linear layer of the model has. Raises UsageError: with those that
+        it has."""
         if model.is_traced:
             sees = model.task is Task.IMAGE_TEXT_TO_TEXT
             if not model.is_causal_lm and (self.quantizes or not sees):
@@ -159,16 +153,11 @@ class Adapter:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; what only qlora has is left out of others, and what came later while
         it is the default: identities stay."""
-        found = asdict(self) | {"method": str(self.method)}
-        found["target_modules"] = [*self.target_modules]
-        found["modules_to_save"] = [*self.modules_to_save]
-        if not self.modules_to_save:
-            del found["modules_to_save"]
-        for name in QUANTIZED:
-            value = found.pop(name)
-            if self.quantizes:
-                found[name] = str(value) if isinstance(value, StrEnum) else value
-        return found
+        left_out = set() if self.quantizes else {*QUANTIZED}
+        left_out |= set() if self.modules_to_save else {"modules_to_save"}
+        return {
+            f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in left_out
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Adapter":

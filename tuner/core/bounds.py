@@ -19,11 +19,7 @@ class Bound:
     """Something that a field's value must keep to; part of its ``Annotated`` type."""
 
     def check(self, field: str, value: Any) -> Any:
-        """The value as it is kept.
-
-        Raises:
-            UsageError: it is not allowed.
-        """
+        """The value as it is kept. Raises UsageError: it is not allowed."""
         raise NotImplementedError
 
     @property
@@ -48,11 +44,8 @@ class Whole(Bound):
     most: int
 
     def check(self, field: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            value_is_right = False
-        else:
-            value_is_right = self.least <= value <= self.most
-        if not value_is_right:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not self.least <= value <= self.most:
             allowed = f"must be an integer from {self.least} to {self.most}"
             raise UsageError(field, value, allowed)
         return int(value)
@@ -111,10 +104,7 @@ class Spelled(Bound):
 
 def check_bounds(owner: Any) -> None:
     """Holds the fields of a frozen dataclass to their bounds, and keeps what these make of them.
-
-    Raises:
-        UsageError: one is not allowed.
-    """
+    Raises UsageError: one is not allowed."""
     for name, bound, is_optional in _bounds(owner.__class__):
         value = getattr(owner, name)
         if not (is_optional and value is None):
@@ -135,11 +125,7 @@ def _bounds(kind: Any) -> tuple[tuple[str, Bound, bool], ...]:
 
 
 def choice(field: str, kind: type[E], value: object) -> E:
-    """The member of ``kind`` that is written ``value``.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The member of ``kind`` that is written ``value``. Raises UsageError: there is none."""
     if value not in list(kind):
         raise UsageError(
             field, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"

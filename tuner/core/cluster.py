@@ -181,12 +181,9 @@ def parse_cluster(text: str, there: machine.Machine | None = None) -> Cluster:
 
     ``8xa100-80gb``; ``4x8xh100-80gb`` (nodes, GPUs of each, kind); ``a100-80gb`` (one); ``cpu:2``
     (two CPU ranks on this machine); ``2x2xcpu`` (two groups of two, standing for nodes); or
-    ``local`` (this machine). ``there`` is another machine, whose CPU ranks are then meant.
-
-    Raises:
-        UsageError: none of these, or a size that is out of bounds.
-        UnknownNameError: an unknown GPU; with the nearest names.
-    """
+    ``local`` (this machine). ``there`` is another machine, whose CPU ranks are then meant. Raises
+    UsageError: none of these, or a size that is out of bounds; UnknownNameError: an unknown GPU;
+    with the nearest names."""
     wanted = text.strip().lower()
     if wanted == "local":
         return local_cluster(there)
@@ -213,11 +210,8 @@ def local_cluster(there: machine.Machine | None = None) -> Cluster:
     """This machine: its NVIDIA GPUs, or up to 8 CPU ranks where there are none.
 
     GPUs are read from ``nvidia-smi``; a kind that is not in the catalogue has the memory measured
-    and rates unknown. AMD GPUs are not detected: name them, as in ``8xmi300x``.
-
-    Raises:
-        UsageError: GPUs of different kinds or sizes, or a driver that does not answer.
-    """
+    and rates unknown. AMD GPUs are not detected: name them, as in ``8xmi300x``. Raises UsageError:
+    GPUs of different kinds or sizes, or a driver that does not answer."""
     if there is not None and there.others:
         nodes = [local_cluster(node) for node in there.nodes]
         if len({(node.gpus_per_node, node.gpu.name, node.gpu.cores) for node in nodes}) > 1:
@@ -312,10 +306,7 @@ def _links(kind: GpuKind) -> dict[str, Any]:
 
 
 def catalogue_gpu(name: str, field: str) -> tuple[Gpu, dict[str, Any]]:
-    """A GPU of the catalogue, and the links that go with it.
-
-    Raises:
-        UnknownNameError: there is none of this name; told of ``field``.
-    """
+    """A GPU of the catalogue, and the links that go with it. Raises UnknownNameError: there is none
+    of this name; told of ``field``."""
     kind = gpu_kind(name, field)
     return _gpu(kind, kind.memory_bytes), _links(kind)

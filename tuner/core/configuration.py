@@ -8,6 +8,7 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
+from tuner.core.bounds import choice
 from tuner.errors import UsageError, did_you_mean
 
 
@@ -133,10 +134,7 @@ class Settings(_Kept):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
         """The reverse of :meth:`as_dict` and :meth:`all_values`; absent knobs take their defaults.
-
-        Raises:
-            UsageError: an unknown knob, or a value of the wrong kind.
-        """
+        Raises UsageError: an unknown knob, or a value of the wrong kind."""
         return cls(**{name: knob_value(name, value) for name, value in values.items()})
 
     @property
@@ -211,12 +209,7 @@ KNOBS: Mapping[str, Knob] = {
             Sharding.HYBRID_SHARD: "hybrid_shard: full within a node",
         },
     ),
-    "tp_size": Knob(
-        kind=int,
-        label="Tensor-parallel size",
-        head="tp\nsize",
-        live_when="always",
-    ),
+    "tp_size": Knob(kind=int, label="Tensor-parallel size", head="tp\nsize", live_when="always"),
     "tp_recompute_allgather": Knob(
         kind=bool,
         label="Gather activations again in backward",
@@ -237,10 +230,7 @@ KNOBS: Mapping[str, Knob] = {
         added_later=True,
     ),
     "micro_batch_size": Knob(
-        kind=int,
-        label="Micro-batch size",
-        head="micro\nbatch",
-        live_when="always",
+        kind=int, label="Micro-batch size", head="micro\nbatch", live_when="always"
     ),
     "gradient_accumulation_steps": Knob(
         kind=int,
@@ -275,10 +265,7 @@ KNOBS: Mapping[str, Knob] = {
         },
     ),
     "cpu_offload": Knob(
-        kind=bool,
-        label="Offload to host memory",
-        head="off-\nload",
-        live_when="sharded",
+        kind=bool, label="Offload to host memory", head="off-\nload", live_when="sharded"
     ),
     "fused_loss": Knob(
         kind=bool,
@@ -321,20 +308,13 @@ def no_knob(name: str) -> str:
 
 
 def knob_value(name: str, value: object) -> Any:
-    """One knob's value from JSON or from the command line's text.
-
-    Raises:
-        UsageError: an unknown knob, or a value that the knob cannot take.
-    """
+    """One knob's value from JSON or from the command line's text. Raises UsageError: an unknown
+    knob, or a value that the knob cannot take."""
     if name not in KNOBS:
         raise UsageError("settings", name, no_knob(name))
     kind = KNOBS[name].kind
     if issubclass(kind, StrEnum):
-        if value in list(kind):
-            return kind(str(value))
-        raise UsageError(
-            name, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"
-        )
+        return choice(name, kind, value)
     if kind is bool:
         known = {"true": True, "false": False}.get(str(value).lower())
         if known is None or not isinstance(value, bool | str):
@@ -350,11 +330,8 @@ def knob_value(name: str, value: object) -> Any:
 # A study is read again after every probe: the same object has its hash and its text already.
 @lru_cache(maxsize=4096)
 def parse_settings(text: str) -> Settings:
-    """Settings from ``knob=value,knob=value``.
-
-    Raises:
-        UsageError: not of that form, an unknown or repeated knob, or a bad value.
-    """
+    """Settings from ``knob=value,knob=value``. Raises UsageError: not of that form, an unknown or
+    repeated knob, or a bad value."""
     values: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))

@@ -181,14 +181,9 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``best`` and of each of ``alternatives``."""
-        memory = {
-            "allocated_gib": self.allocated_gib.as_dict(),
-            "needed_gib": self.needed_gib.as_dict(),
-            "reserved_gib": self.reserved_gib.as_dict(),
-            "device_gib": self.device_gib.as_dict(),
-            "limit_gib": self.limit_gib,
-            "breakdown": self.breakdown_gib,
-        }
+        sizes = ("allocated_gib", "needed_gib", "reserved_gib", "device_gib")
+        memory: dict[str, Any] = {name: getattr(self, name).as_dict() for name in sizes}
+        memory |= {"limit_gib": self.limit_gib, "breakdown": self.breakdown_gib}
         if self.basis is not None:
             memory |= {"basis": str(self.basis), "by_phase": self.by_phase_gib}
         return {

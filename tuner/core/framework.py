@@ -12,14 +12,7 @@ from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
-from tuner.catalog.versions import (
-    Condition,
-    Effect,
-    KnobRule,
-    meets,
-    meets_all,
-    version_table,
-)
+from tuner.catalog.versions import Condition, Effect, KnobRule, meets, meets_all, version_table
 from tuner.core.cluster import Device
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import (
@@ -77,12 +70,8 @@ NOT_PROBED = frozenset({FrameworkName.NANOTRON, FrameworkName.DEEPSPEED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework(Plain):
-    """A framework in certain versions.
-
-    Raises:
-        UsageError: a version that is not one, is older than the table describes, or is missing;
-            a package that the framework does not depend on.
-    """
+    """A framework in certain versions. Raises UsageError: a version that is not one, is older than
+    the table describes, or is missing; a package that the framework does not depend on."""
 
     name: FrameworkName  # which framework
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -154,7 +143,6 @@ class KnobEffect:
     values: tuple[bool | int | str, ...] = ()
     """The only value that acts (inactive), those that train wrongly (refused); none if live."""
     why: str = ""  # the reason, fit to be shown; empty when live
-    source: str = ""  # where that is known from; empty when live
 
 
 def framework(
@@ -168,11 +156,8 @@ def framework(
 
     Versions that the user ``stated`` win; ``installed`` are by default those of this Python. The
     libraries of adapters, and of kernels, are some of them where a workload needs them
-    (``beside``).
-
-    Raises:
-        UsageError: an unknown name or package, or a version as in :class:`Framework`.
-    """
+    (``beside``). Raises UsageError: an unknown name or package, or a version as in
+    :class:`Framework`."""
     known = framework_name(name)
     stated = check_stated({} if stated is None else stated)
     found = installed_versions() if installed is None else installed
@@ -182,11 +167,8 @@ def framework(
 
 
 def check_stated(versions: Mapping[str, str]) -> Mapping[str, str]:
-    """Versions that a user gave, once each is known to be one.
-
-    Raises:
-        UsageError: there is no such package, or it is no version.
-    """
+    """Versions that a user gave, once each is known to be one. Raises UsageError: there is no such
+    package, or it is no version."""
     for package, version in versions.items():
         if package not in version_table().packages:
             raise UnknownNameError("framework_version", package, version_table().packages)
@@ -269,19 +251,15 @@ def _installed(package: str) -> str:
 
 
 def parse_stated_versions(texts: Iterable[str]) -> dict[str, str]:
-    """Versions by package from texts such as ``accelerate=1.10.0`` (``==`` is read too).
-
-    Raises:
-        UsageError: not of that form, an unknown package, or two versions of one package.
-    """
+    """Versions by package from texts such as ``accelerate=1.10.0`` (``==`` is read too). Raises
+    UsageError: not of that form, an unknown package, or two versions of one package."""
     stated: dict[str, str] = {}
     for text in texts:
         package, equals, version = text.partition("=")
         package, version = package.strip().lower(), version.removeprefix("=").strip()
         if not equals or not package or not version:
             raise UsageError("framework_version", text, "must look like accelerate=1.10.0")
-        if package not in version_table().packages:
-            raise UnknownNameError("framework_version", package, version_table().packages)
+        check_stated({package: version})
         release = _release(package, version)
         if stated.setdefault(package, release) != release:
             raise UsageError("framework_version", text, f"{package} is given in two versions")
@@ -312,7 +290,7 @@ def knob_effect(
     if not refused:
         return KnobEffect(effect=Effect.LIVE)
     first, values = refused[0], tuple(dict.fromkeys(rule.value for rule in refused))
-    return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
+    return KnobEffect(effect=first.effect, values=values, why=first.why)
 
 
 def flag_differs(framework: Framework) -> str:
@@ -351,11 +329,7 @@ def version_notes(framework: Framework) -> tuple[str, ...]:
 
 
 def framework_name(name: object) -> FrameworkName:
-    """The framework of a name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """The framework of a name. Raises UnknownNameError: there is none."""
     if name not in list(FrameworkName):
         raise UnknownNameError("framework", str(name), FrameworkName)
     return FrameworkName(str(name))

@@ -46,11 +46,9 @@ class Outcome(StrEnum):
 
 
 # How often a probe is attempted once more after an outcome that may be an accident.
-TRIED_AGAIN: Mapping[Outcome, int] = {
-    Outcome.COMMUNICATION_ERROR: 1,
-    Outcome.CRASHED: 1,
-    Outcome.DEVICE_LOST: 1,
-}
+TRIED_AGAIN: Mapping[Outcome, int] = dict.fromkeys(
+    (Outcome.COMMUNICATION_ERROR, Outcome.CRASHED, Outcome.DEVICE_LOST), 1
+)
 
 # Outcomes of probes whose steps ran: their memory is known, and the time of some steps.
 RAN = frozenset({Outcome.OK, Outcome.STOPPED_EARLY})

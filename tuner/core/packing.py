@@ -119,11 +119,7 @@ class Packing:
         return oldest.get(model.model_type, oldest[""])
 
     def check(self, model: ModelConfig, sequence_length: int) -> None:
-        """Refuses models that are not trained so here.
-
-        Raises:
-            UsageError: with the reason.
-        """
+        """Refuses models that are not trained so here. Raises UsageError: with the reason."""
         kind, window = self.variant, model.fields.get("sliding_window") or 0
         slides = 0 < window <= sequence_length
         slides = slides and any(one.attention == SLIDING for one in model.layer_kinds)
@@ -157,11 +153,8 @@ class Packing:
 
 
 def read_documents(value: Any) -> Histogram | None:
-    """Lengths and counts of documents, ascending, of any of the ways to say them.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """Lengths and counts of documents, ascending, of any of the ways to say them. Raises
+    UsageError: it is none of these."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

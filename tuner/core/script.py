@@ -8,7 +8,7 @@ for ``{name}`` itself. Other braces, such as those of JSON, stay as they are.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -20,6 +20,7 @@ from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_
 from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.errors import UsageError, why_unreadable
 from tuner.serialization import Plain
+from tuner.text import show
 
 if TYPE_CHECKING:
     from tuner.core.study import Question
@@ -38,24 +39,11 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placeholder:
-    """One placeholder of a text."""
-
-    name: str  # what it names
-    value: str | None
-    """The value at which its own text stands; ``None`` where it becomes the value itself."""
-    text: str  # that text
-
-
 def used_in(field: str, text: str) -> frozenset[str]:
-    """The names of the placeholders in a text, which an error calls by ``field``.
-
-    Raises:
-        UsageError: one names nothing that there is, or a value that its knob cannot have.
-    """
+    """The names of the placeholders in a text, which an error calls by ``field``. Raises
+    UsageError: one names nothing that there is, or a value that its knob cannot have."""
     return frozenset(
-        _placeholder(field, match).name for match in _TOKEN.finditer(text) if not match["literal"]
+        _placeholder(field, match)[0] for match in _TOKEN.finditer(text) if not match["literal"]
     )
 
 
@@ -65,10 +53,10 @@ def render(text: str, values: Mapping[str, str]) -> str:
     def filled(match: re.Match[str]) -> str:
         if literal := match["literal"]:
             return "{" + literal + "}"
-        found = _placeholder("", match)
-        if found.value is None:
-            return values[found.name]
-        return found.text if values[found.name] == found.value else ""
+        name, value, shown_there = _placeholder("", match)
+        if value is None:
+            return values[name]
+        return shown_there if values[name] == value else ""
 
     return _TOKEN.sub(filled, text)
 
@@ -79,7 +67,9 @@ def is_optional(text: str) -> bool:
     return match is not None and match["rest"] is not None
 
 
-def _placeholder(field: str, match: re.Match[str]) -> _Placeholder:
+def _placeholder(field: str, match: re.Match[str]) -> tuple[str, str | None, str]:
+    """What it names, the value at which a text of its own stands, or ``None`` where it becomes the
+    value itself, and that text."""
     name, rest = match["name"], match["rest"]
     if name not in NAMES:
         raise UsageError(
@@ -89,17 +79,12 @@ def _placeholder(field: str, match: re.Match[str]) -> _Placeholder:
             f" Write {{{match[0]}}} for {match[0]} itself",
         )
     if rest is None:
-        return _Placeholder(name=name, value=None, text="")
+        return name, None, ""
     value, question_mark, text = rest[1:].partition("?")
     if not question_mark or name not in KNOBS:
         allowed = "must look like {KNOB}, or {KNOB=VALUE?TEXT} for a text at one value of a knob"
         raise UsageError(field, match[0], allowed)
-    return _Placeholder(name=name, value=shown(knob_value(name, value)), text=text)
-
-
-def shown(value: object) -> str:
-    """A value as it is put in the place of a placeholder: true and false are lower case."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return name, show(knob_value(name, value)), text
 
 
 # Of a script and of a template; a larger one is not what was meant.
@@ -130,6 +115,8 @@ class Template:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script(Plain):
     """A script with the template of its command."""
+
+    later = ("template",)
 
     path: str  # where it is, from the root
     sha256: str  # of what is in it, in hex: an edited script is another one
@@ -171,13 +158,6 @@ class Script(Plain):
         """Why the file is not the script that was asked about; empty if it is."""
         return why_other(self.path, self.sha256)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without a template where there is none."""
-        known = Plain.as_dict(self)
-        if self.template is None:
-            del known["template"]
-        return known
-
 
 def read_script(
     path: str | os.PathLike[str],
@@ -191,11 +171,8 @@ def read_script(
     """The script of a command line, run where this process is unless ``folder`` is given.
 
     ``arguments`` follow it, word by word; ``environment`` is ``NAME=VALUE`` each, or values by
-    name; ``template`` is the path of its configuration file, if that has placeholders.
-
-    Raises:
-        UsageError: a file cannot be read, a placeholder is not one, or an argument is wrong.
-    """
+    name; ``template`` is the path of its configuration file, if that has placeholders. Raises
+    UsageError: a file cannot be read, a placeholder is not one, or an argument is wrong."""
     where = Path.cwd() if folder is None else Path(folder).absolute()
     if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
         raise UsageError("arguments", arguments, "must be a list of words, such as ['--lr', '1']")
@@ -212,13 +189,23 @@ def read_script(
             allowed = "has no placeholder, such as {micro_batch_size}"
             raise UsageError("template", str(template), allowed)
         known = Template(name=file.name, text=text)
+    variables: dict[str, str] = {}
+    if isinstance(environment, Mapping):
+        environment = [f"{name}={value}" for name, value in environment.items()]
+    for text in environment:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("script_env", text, "must look like NAME={micro_batch_size}")
+        if name in variables:
+            raise UsageError("script_env", name, "is given twice")
+        variables[name] = value
     return Script(
         path=os.path.normpath(found),
         sha256=_sha256(content),
         folder=str(where),
         launch=choice("launch", Launch, launch),
         arguments=tuple(arguments),
-        environment=dict(_variables(environment)),
+        environment=variables,
         template=known,
     )
 
@@ -228,20 +215,6 @@ def _found(field_name: str, where: Path, path: str | os.PathLike[str]) -> Path:
         return where / Path(path).expanduser()
     except RuntimeError as error:  # of an unknown user
         raise UsageError(field_name, str(path), f"is not a usable path: {error}") from error
-
-
-def _variables(texts: Iterable[str] | Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if isinstance(texts, Mapping):
-        texts = [f"{name}={value}" for name, value in texts.items()]
-    known = set()
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError("script_env", text, "must look like NAME={micro_batch_size}")
-        if name in known:
-            raise UsageError("script_env", name, "is given twice")
-        known.add(name)
-        yield name, value
 
 
 def _read(field_name: str, path: Path, given: str) -> bytes:
@@ -281,10 +254,7 @@ def check_script(
     script: Script, cluster: Cluster, framework: Framework, knobs: Mapping[str, tuple[Any, ...]]
 ) -> None:
     """Refuse a script that could not be told its settings, or is launched as another framework's.
-
-    Raises:
-        UsageError: so it is; with what to write.
-    """
+    Raises UsageError: so it is; with what to write."""
     built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
     if script.launch is Launch.ACCELERATE and not built:
         allowed = f"starts scripts with --framework accelerate or trainer, not {framework.name}"
@@ -293,9 +263,8 @@ def check_script(
     for knob, values in knobs.items():
         by_file = knob in in_file and NOT_IN_FILE.isdisjoint(values)
         if len(values) > 1 and not by_file and knob not in (*script.knobs, *BATCH):
-            shown = ", ".join(map(str, values))
             allowed = f"{{{knob}}} is used nowhere in the script's command: use it, or state one"
-            raise UsageError(knob, shown, allowed)
+            raise UsageError(knob, ", ".join(map(str, values)), allowed)
     if script.knobs.isdisjoint(BATCH) and all(len(knobs.get(k, ())) != 1 for k in BATCH):
         raise UsageError(
             "script",
@@ -441,7 +410,7 @@ def command_of(
         "world_size": cluster.world_size,
         "data_parallel_size": settings.data_parallel_size(cluster.world_size),
     }
-    values = {name: shown(value) for name, value in known.items()}
+    values = {name: show(value) for name, value in known.items()}
     if script.template is not None:
         values[TEMPLATE] = template or script.template.name
     launcher, file = torchrun(cluster), configuration or CONFIGURATION

@@ -76,11 +76,8 @@ LABEL_NAME = "[A-Za-z0-9][A-Za-z0-9._/-]{0,62}"
 
 
 def read_labels(field: str, value: Any) -> dict[str, str]:
-    """Labels of a study, by name in order; an empty value makes a plain tag.
-
-    Raises:
-        UsageError: a name or a value is not allowed, or there are too many.
-    """
+    """Labels of a study, by name in order; an empty value makes a plain tag. Raises UsageError: a
+    name or a value is not allowed, or there are too many."""
     if not isinstance(value, Mapping) or len(value) > MOST_LABELS:
         allowed = f"must be up to {MOST_LABELS} texts by name, such as job=1234"
         raise UsageError(field, value, allowed)
@@ -120,16 +117,10 @@ class StudyState(StrEnum):
 OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
 
 STUDY_TRANSITIONS: Mapping[StudyState, frozenset[StudyState]] = {
-    StudyState.QUEUED: frozenset(
-        {StudyState.RUNNING, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
-    ),
-    StudyState.RUNNING: frozenset(
-        {StudyState.QUEUED, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
-    ),
+    StudyState.QUEUED: frozenset(StudyState) - {StudyState.QUEUED},
+    StudyState.RUNNING: frozenset(StudyState) - {StudyState.RUNNING},
     # The same question asked again continues a finished study.
-    StudyState.DONE: frozenset({StudyState.QUEUED}),
-    StudyState.FAILED: frozenset({StudyState.QUEUED}),
-    StudyState.CANCELLED: frozenset({StudyState.QUEUED}),
+    **dict.fromkeys(frozenset(StudyState) - OPEN, frozenset({StudyState.QUEUED})),
 }
 
 
@@ -285,8 +276,7 @@ class Question:
     @property
     def trained(self) -> str:
         """Names what is trained, for people: the model; of a user's script its file, with the model
-        where that is named.
-        """
+        where that is named."""
         model = self.workload.model
         if self.script is None:
             return model.name
@@ -303,16 +293,14 @@ class Question:
     @property
     def program(self) -> str:
         """Identifies the program of a probe: SHA-256, in hex, of the user's script; empty for the
-        probe program.
-        """
+        probe program."""
         return "" if self.script is None else _hash(self.script.as_dict())
 
     @property
     def kind(self) -> str:
         """SHA-256 of what must be equal for a measurement to say something of another question:
         the stack in its versions but that of adapters, GPU, node and links, and the number format;
-        and the script.
-        """
+        and the script."""
         values = self.as_dict()
         cluster = {name: value for name, value in values["cluster"].items() if name != "nodes"}
         precision = values["workload"]["precision"]
@@ -330,6 +318,8 @@ class Question:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits(Plain):
     """Within which limits the question is answered; asking again may change them."""
+
+    later = ("sampler",)
 
     fidelity: Fidelity = Fidelity.MEASURED  # how probes are run
     headroom: Headroom = HEADROOM
@@ -354,8 +344,7 @@ class Limits(Plain):
 
     def apart(self, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Compares with limits as :meth:`as_dict` writes them: the fields that differ, theirs and
-        these.
-        """
+        these."""
         # A default that was added later is left out of what is kept.
         kept = {"sampler": str(SamplerName.COST_MODEL), **kept}
         mine = {**self.as_dict(), "sampler": str(self.sampler)}
@@ -367,13 +356,6 @@ class Limits(Plain):
         if self.memory_limit_bytes is not None:
             return self.memory_limit_bytes
         return int(cluster.gpu.memory_bytes * (1 - self.headroom))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; without the usual sampler, so that older limits keep their ``id``."""
-        values = Plain.as_dict(self)
-        if self.sampler is SamplerName.COST_MODEL:
-            del values["sampler"]
-        return values
 
     @property
     def id(self) -> str:
@@ -400,8 +382,7 @@ class ProbeRequest:
 class Probe:
     """A probe of a study as the store knows it."""
 
-    id: int
-    """Its number within its study, from 1, as people know it."""
+    id: int  # its number within its study, from 1, as people know it
     request: ProbeRequest  # what is tried
     state: ProbeState  # where it stands
     memory_limit_bytes: int | None = None

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from tuner.core.bounds import Whole, check_bounds, choice
 from tuner.core.packing import Packing
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, read_model_config
+from tuner.serialization import plain
 
 # Sequences in a global batch; more is a mistake in units.
 LARGEST_BATCH = 2**20
@@ -80,6 +81,10 @@ class TensorParallel(StrEnum):
 _PART = re.compile(r"[A-Za-z_]\w*(\.(\w+|\d{1,4}-\d{1,4}))*")
 MOST_PARTS = 64
 PART = "must be embeddings, head, or names such as embed_tokens, norm and layers.0-15"
+
+
+# Fields that came later.
+_LATER = frozenset({"loss", "tensor_parallel", "adapter", "packing", "frozen", "image_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,28 +241,15 @@ class Workload:
 
     def added_later(self) -> dict[str, Any]:
         """The fields that came later, as JSON values, but for those that hold their default."""
-        defaults = {"loss": Loss.HF, "tensor_parallel": TensorParallel.SEQUENCE_PARALLEL}
-        found: dict[str, Any] = {
-            name: str(getattr(self, name))
-            for name, default in defaults.items()
-            if getattr(self, name) is not default
-        }
-        if not self.model.is_causal_lm:
-            found["task"] = str(self.model.task)
-        if self.frozen:
-            found["frozen"] = [*self.frozen]
-        if self.image_tokens:
-            found["image_tokens"] = self.image_tokens
-        beside = {"adapter": self.adapter, "packing": self.packing}
-        return found | {name: one.as_dict() for name, one in beside.items() if one is not None}
+        found = {} if self.model.is_causal_lm else {"task": str(self.model.task)}
+        later = [one for one in fields(self) if one.name in _LATER]
+        values = ((one.name, getattr(self, one.name), one.default) for one in later)
+        return found | {name: plain(value) for name, value, usual in values if value != usual}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Workload":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            UsageError: a field is missing, unknown or impossible.
-        """
+        """The reverse of :meth:`as_dict`. Raises UsageError: a field is missing, unknown or
+        impossible."""
         return cls(
             model=read_model_config(
                 values["model"],

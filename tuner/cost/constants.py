@@ -181,8 +181,7 @@ def experts_of(framework: FrameworkName) -> tuple[Costs, ...]:
 
 def crossed(one: Costs, other: Costs) -> tuple[Costs, ...]:
     """Both, and between them each with the other's network between nodes: what is known of nodes
-    may hold where what is known of their network does not.
-    """
+    may hold where what is known of their network does not."""
 
     def with_network(nodes: Costs, network: Costs) -> Costs:
         taken: dict[str, Any] = {name: getattr(network.time, name) for name in BETWEEN_NODES}

@@ -20,7 +20,6 @@ from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, Width, default_costs
-from tuner.cost.liger import MORE_BYTES_OFF, more_bytes, more_seconds, runs_liger
 from tuner.cost.memory.attention import Backend, attention_of
 from tuner.cost.memory.device import (
     NOTHING,
@@ -31,13 +30,21 @@ from tuner.cost.memory.device import (
     workspaces,
 )
 from tuner.cost.memory.optimizers import paged_bytes
-from tuner.cost.memory.pipeline import refused, stage_memory
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.cost.memory.step import StepMemory, step_memory
 from tuner.cost.memory.zero import DEFAULTS, stage_of, zero_memory
-from tuner.cost.script import PLAIN, Script, script_bytes
+from tuner.cost.pipeline import refused, stage_memory
+from tuner.cost.script import (
+    MORE_BYTES_OFF,
+    PLAIN,
+    Script,
+    more_bytes,
+    more_seconds,
+    runs_liger,
+    script_bytes,
+)
+from tuner.cost.time.compute import TracedStep
 from tuner.cost.time.step import step_notes, step_time
-from tuner.cost.time.traced import TracedStep
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -259,13 +266,7 @@ def _pipeline_bytes(
     stages = {0, settings.pp_size - 1, max(0, settings.pp_size - 2)}
     each = [stage_memory(workload, settings, cluster, costs, index) for index in sorted(stages)]
     most = max(each, key=lambda stage: stage.reserved_bytes)
-    breakdown = {
-        str(Category.PARAMETERS): most.parameters_bytes,
-        str(Category.GRADIENTS_UNSHARDED): most.gradients_bytes,
-        str(Category.OPTIMIZER_STATE): most.optimizer_bytes,
-        str(Category.ACTIVATIONS): most.activations_bytes,
-        str(Category.LOGITS_AND_LOSS): most.logits_bytes,
-    }
+    breakdown = {str(category): size for category, size in most.held.items()}
     phase = str(Phase.BACKWARD)
     return AllocatedTensors(
         by_phase={phase: sum(breakdown.values())},
@@ -277,11 +278,7 @@ def _pipeline_bytes(
 
 
 def _profile_bytes(
-    profile: Profile,
-    settings: Settings,
-    cluster: Cluster,
-    framework: Framework,
-    costs: Costs,
+    profile: Profile, settings: Settings, cluster: Cluster, framework: Framework, costs: Costs
 ) -> AllocatedTensors:
     """A dry run's peak; as wide as arithmetic where it stands in for code that was not run.
 

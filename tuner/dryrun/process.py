@@ -47,11 +47,6 @@ class DryRunStoppedError(Exception):
     """Dry runs were given up before their end; the text says why."""
 
 
-def never_stop() -> str:
-    """No reason to give up."""
-    return ""
-
-
 class DryRunner:
     """A process that has torch, as a context: started when first wanted, ended with the context.
 
@@ -94,7 +89,7 @@ class DryRunner:
                 self._start()
 
     def made(
-        self, plans: Sequence[DryRunPlan], why_stop: Callable[[], str] = never_stop
+        self, plans: Sequence[DryRunPlan], why_stop: Callable[[], str] = lambda: ""
     ) -> Iterator[DryRun]:
         """Makes the dry runs of layouts, each depth beside others; a layout's record as soon as all
         of its own are there. Stops and raises as :meth:`ask` does."""
@@ -108,7 +103,7 @@ class DryRunner:
                 yield DryRun.from_answers(plan, answers.pop(plan.key), moment)
 
     def ask(
-        self, requests: Sequence[Mapping[str, Any]], why_stop: Callable[[], str] = never_stop
+        self, requests: Sequence[Mapping[str, Any]], why_stop: Callable[[], str] = lambda: ""
     ) -> Iterator[dict[str, Any]]:
         """Answers to ``requests``, each as soon as it is there, in any order.
 

@@ -19,17 +19,10 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective
 from tuner.cost.prediction import Peak
 from tuner.cost.time.collectives import StepCollective
-from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
+from tuner.cost.time.compute import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
-from tuner.dryrun.trace import (
-    Calls,
-    Line,
-    ProfileStep,
-    Trace,
-    by_sizes,
-    matched_steps,
-)
+from tuner.dryrun.trace import Kind, Line, ProfileStep, Trace, by_sizes, matched_steps
 from tuner.serialization import Plain
 
 # Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,
@@ -198,13 +191,15 @@ def _balanced(found: dict[str, int], total: int) -> dict[str, int]:
     return kept
 
 
-def _counted(
-    profile: Profile, step: ProfileStep, size: int
-) -> dict[tuple[str, str, str, str], tuple[float, float]]:
-    def sent(calls: Calls) -> float:
-        return _whole(profile, [_straight(step.micro_batch_sizes, p, size) for p in calls.bytes])
-
-    return {calls.kind: (_whole(profile, calls.counts), sent(calls)) for calls in step.calls}
+def _counted(profile: Profile, step: ProfileStep, size: int) -> dict[Kind, tuple[float, float]]:
+    """Collectives and their bytes, by kind."""
+    found = {}
+    for kind, of_depths in step.calls.items():
+        sizes = step.micro_batch_sizes
+        sent = [_straight(sizes, one.bytes, size) if one else 0.0 for one in of_depths]
+        calls = [one.count if one else 0 for one in of_depths]
+        found[kind] = _whole(profile, calls), _whole(profile, sent)
+    return found
 
 
 def _whole(profile: Profile, values: Sequence[float]) -> float:

@@ -8,12 +8,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from tuner.core.measurement import Count
-from tuner.cost.time.traced import AMOUNTS
+from tuner.cost.time.compute import AMOUNTS
 from tuner.serialization import Plain
 
 # The form of a trace that is read here.
@@ -79,13 +79,11 @@ class PartWork(_Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace(_Strict, Plain):
-    """A dry run of one model at one depth.
-
-    Raises:
-        ValueError: sizes that are not one or two, ascending, or a figure without one for each.
-    """
+    """A dry run of one model at one depth. Raises ValueError: sizes that are not one or two,
+    ascending, or a figure without one for each."""
 
     form = FORMAT
+    later = ("work", "trained_elements", "updated_elements")  # of types that dry runs alone know
 
     device: str  # cpu or cuda: whose allocator's rounding, and whose optimizer, was followed
     layers: Count  # decoder layers of the model that was run
@@ -135,14 +133,6 @@ class Trace(_Strict, Plain):
             where = ".".join(map(str, first["loc"])) or "trace"
             raise ValueError(f"{where}: {first['msg']}") from error
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as the program gives them."""
-        values = Plain.as_dict(self)
-        if not self.work:
-            for name in ("work", "trained_elements", "updated_elements"):
-                del values[name]
-        return values
-
 
 @cache
 def _reader() -> TypeAdapter[Trace]:
@@ -165,13 +155,8 @@ class Stretch:
     matches: bool  # whether the moments of the depths are the same ones, in one order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
-    """Collectives of one kind at each depth that was run."""
-
-    kind: tuple[str, str, str, str]  # operation, axis, phase and overlap
-    counts: tuple[float, ...]  # calls at each depth
-    bytes: tuple[tuple[float, ...], ...]  # for each depth, bytes at each micro-batch size
+# Operation, axis, phase and overlap of collectives.
+Kind = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -181,7 +166,7 @@ class ProfileStep:
     """One or two sizes that were dry-run, which the figures belong to; for larger ones they are
     on straight lines, up to the sizes of another step."""
     stretches: tuple[Stretch, ...]  # in the step's order
-    calls: tuple[Calls, ...]  # collectives
+    calls: Mapping[Kind, Sequence[TraceCollective | None]]  # at each depth that was run
 
 
 def by_sizes(traces: Sequence[Trace], layers: int) -> list[list[Trace]]:
@@ -222,7 +207,6 @@ def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
         raise ValueError(f"traces: accumulation counts differ between depths: {counts}")
     head = traces[0].layers // 2
     tail = traces[0].layers - head
-    none = (0.0,) * len(traces[0].micro_batch_sizes)
     found = []
     for steps in zip(*of_traces, strict=True):
         by_place = [
@@ -238,7 +222,7 @@ def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
             kinds = [[frozenset(line.categories) for line in of_depth] for of_depth in lines]
             matches = place[2] in OUTSIDE and all(one == kinds[0] for one in kinds)
             stretches.append(Stretch(place=place, lines=tuple(map(tuple, lines)), matches=matches))
-        calls: dict[tuple[str, str, str, str], list[TraceCollective | None]] = {}
+        calls: dict[Kind, list[TraceCollective | None]] = {}
         for i, step in enumerate(steps):
             for call in step.collectives:
                 kind = call.op, call.axis, call.phase, call.overlap
@@ -248,14 +232,7 @@ def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
                 accumulation=steps[0].accumulation,
                 micro_batch_sizes=traces[0].micro_batch_sizes,
                 stretches=tuple(stretches),
-                calls=tuple(
-                    Calls(
-                        kind=kind,
-                        counts=tuple(call.count if call else 0 for call in of_depths),
-                        bytes=tuple(call.bytes if call else none for call in of_depths),
-                    )
-                    for kind, of_depths in calls.items()
-                ),
+                calls=calls,
             )
         )
     return found

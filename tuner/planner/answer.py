@@ -30,10 +30,8 @@ RUNS = 0.5
 class Planned:
     """An answer, and all that it was chosen from."""
 
-    suggestion: Suggestion
-    """Without facts and words."""
-    choice: Choice | None
-    """``None`` where nothing is known to fit, or no speed is known."""
+    suggestion: Suggestion  # without facts and words
+    choice: Choice | None  # ``None`` where nothing is known to fit, or no speed is known
     known: Knowledge | None = None
     """What the probes of the fidelity that was asked for have taught; ``None`` where that is
     predicted."""
@@ -60,8 +58,7 @@ def answer(study: Study) -> Planned:
 
 def is_answered(study: Study) -> bool:
     """True where :func:`answer` has a best that stands on what was asked for: on probes, where it
-    is to be measured or emulated; on predictions that another request would not look into again.
-    """
+    is to be measured or emulated; on predictions that another request would not look into again."""
     if study.limits.fidelity in PROBED:
         return bool(learned(study).fitting)
     known = forecast(study)
@@ -126,16 +123,11 @@ def _suggestion(
 
 
 def _probed(whole: Study, known: Knowledge, choice: Choice) -> Planned:
-    suggestion = _suggestion(
-        whole,
-        known.study,
-        replace(known, findings={**known.findings, **fair(known)}),
-        fair(known)[choice.best.settings],
-        tuple(fair(known)[f.settings] for f in known.fitting if f is not choice.best)[
-            :MOST_ALTERNATIVES
-        ],
-        ExpectedMemory(known).fitting,
-    )
+    by_settings, memory = fair(known), ExpectedMemory(known)
+    listed = replace(known, findings={**known.findings, **by_settings})
+    others = tuple(by_settings[f.settings] for f in known.fitting if f is not choice.best)
+    best, shown = by_settings[choice.best.settings], others[:MOST_ALTERNATIVES]
+    suggestion = _suggestion(whole, known.study, listed, best, shown, memory.fitting)
     return Planned(suggestion=suggestion, choice=choice, known=known)
 
 

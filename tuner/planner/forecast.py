@@ -172,13 +172,10 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
 class Forecast:
     """Everything that is predicted for a study, from the dry runs that its probes name."""
 
-    study: Study
-    """With its predicted probes only."""
+    study: Study  # with its predicted probes only
     space: Space
-    limit_bytes: int
-    """Bytes that one device may need."""
-    profiles: Mapping[Settings, tuple[Profile, Probe]]
-    """What dry runs say, by layout."""
+    limit_bytes: int  # bytes that one device may need
+    profiles: Mapping[Settings, tuple[Profile, Probe]]  # what dry runs say, by layout
     refused: Mapping[Settings, Probe]
     """Layouts that their dry run showed not to run: nothing is predicted of them."""
     accidents: Mapping[Settings, Probe]
@@ -190,8 +187,7 @@ class Forecast:
     """Legal configurations whose memory the cost model does not cover, by the reason."""
     wrong: Mapping[Settings, Wrong]
     """Legal configurations that train something else, or may well: they are no answers."""
-    wrong_ones: tuple[Evaluation, ...]
-    """What is predicted of these by arithmetic."""
+    wrong_ones: tuple[Evaluation, ...]  # what is predicted of these by arithmetic
     checked: Callable[[Settings], bool]
     """True where each of the knobs was seen to train what it should."""
     left_out: tuple[Evaluation, ...]
@@ -237,8 +233,7 @@ class Forecast:
     @cached_property
     def smallest(self) -> Evaluation | None:
         """The one that is expected to need least, or one that was dry-run and needs no more than
-        :data:`ALIKE` beyond that; ``None`` when nothing is predicted.
-        """
+        :data:`ALIKE` beyond that; ``None`` when nothing is predicted."""
         by_need = sorted(self.estimates.values(), key=lambda e: (e.expected_bytes, str(e.settings)))
         if not by_need:
             return None
@@ -317,8 +312,7 @@ class Forecast:
 @kept(maxsize=4)
 def forecast(study: Study) -> Forecast:
     """Everything that is predicted for a study; a pure function of it, kept for what is asked of
-    the same study next.
-    """
+    the same study next."""
     whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.limits.limit_bytes(study.question.cluster)
     known, asked = dry_runs_of(study), Asked(study.question, study.calibration)
@@ -420,24 +414,21 @@ def as_rehearsed(
 
 
 class Asked:
-    """A question and rates by what identifies them, as a key: questions hold mappings."""
+    """A question and rates as a key of caches, which are asked for thousands of settings."""
 
     def __init__(
-        self,
-        question: Question,
-        calibration: Calibration | None,
-        experts: tuple[Costs, ...] = (),
+        self, question: Question, calibration: Calibration | None, experts: tuple[Costs, ...] = ()
     ) -> None:
         self.question, self.calibration = question, calibration
         self.experts = experts or experts_of(question.framework.name)
-        self._identity = (question.identity, calibration, experts)
-        self._hash = hash(self._identity)
+        self._key = (question, calibration, experts)
+        self._hash = hash(self._key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Asked) and self._identity == other._identity
+        return isinstance(other, Asked) and self._key == other._key
 
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.

@@ -44,13 +44,10 @@ Family = tuple[Settings, bool]
 class Knowledge:
     """Everything that planning and answering need to know."""
 
-    study: Study
-    """With its probes of one fidelity, at today's rates."""
-    whole: Study
-    """With probes of other fidelities too, which change the order of a search alone."""
+    study: Study  # with its probes of one fidelity, at today's rates
+    whole: Study  # with probes of other fidelities too, which change the order of a search alone
     space: Space
-    limit_bytes: int
-    """Bytes that one device may need today."""
+    limit_bytes: int  # bytes that one device may need today
     findings: Mapping[Settings, Evaluation]
     """Legal configurations whose steps were done, whether they fit today or not."""
     too_large: Mapping[Settings, Evaluation]
@@ -153,7 +150,14 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
         (p for p in study.probes if p.state is ProbeState.DONE and p.measurement),
         key=lambda p: p.id,
     )
-    findings = _findings(question, probes, limit)
+    ended = by_settings(
+        probe
+        for probe in probes
+        if outcome_of(probe) is Outcome.OK and probe.measurement and probe.measurement.memory
+    )
+    # All configurations share the machine.
+    variation = seen_variation(map(measurements_of, ended.values()))
+    findings = {s: _finding(question, pool, variation, limit) for s, pool in ended.items()}
     needs = [need for p in probes if (need := _need(p, limit))]
     needs += [replace(f, over_bytes=f.most_bytes - limit) for f in findings.values() if not f.fits]
     too_large: dict[Settings, Evaluation] = {}
@@ -229,23 +233,6 @@ def last_failure(known: Knowledge) -> str:
 def exactly(size_bytes: float, fidelity: Fidelity) -> Quantity:
     provenance = BY_FIDELITY[fidelity]
     return Quantity(value=size_bytes, low=size_bytes, high=size_bytes, provenance=provenance)
-
-
-def _findings(
-    question: Question, probes: Iterable[Probe], limit_bytes: int
-) -> dict[Settings, Evaluation]:
-    """Pools what probes that ended well found, by configuration, in any order."""
-    ended = by_settings(
-        probe
-        for probe in probes
-        if outcome_of(probe) is Outcome.OK and probe.measurement and probe.measurement.memory
-    )
-    # All configurations share the machine.
-    variation = seen_variation(map(measurements_of, ended.values()))
-    return {
-        settings: _finding(question, found, variation, limit_bytes)
-        for settings, found in ended.items()
-    }
 
 
 def measurements_of(probes: Iterable[Probe]) -> list[Measurement]:

@@ -131,8 +131,7 @@ LOOK_AT = {
 
 def same_accident(study: Study) -> str:
     """Names the accident that all of a request's probes end in, and what to look at; empty if they
-    do not.
-    """
+    do not."""
     hit: dict[Outcome, dict[Settings, str]] = defaultdict(dict)
     for probe in probes_of_request(study):
         outcome = outcome_of(probe)

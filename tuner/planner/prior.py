@@ -33,25 +33,19 @@ SHARE = 0.25
 # figures: what is answered of it is from probes alone.
 
 
-KEPT_BY_RULE = {
-    Checkpointing.NONE: 1.0,
-    Checkpointing.SELECTIVE: 0.75,
-    Checkpointing.EVERY_2: 0.75,
-    Checkpointing.FULL: 0.5,
-    Checkpointing.OFFLOAD: 0.45,
-}
-LENGTH_BY_RULE = {
-    Checkpointing.NONE: 1.0,
-    Checkpointing.SELECTIVE: 1.1,
-    Checkpointing.EVERY_2: 1.15,
-    Checkpointing.FULL: 1.3,
-    Checkpointing.OFFLOAD: 1.35,
+# What each way of checkpointing keeps, and how long its step is, beside those of none.
+BY_RULE = {
+    Checkpointing.NONE: (1.0, 1.0),
+    Checkpointing.SELECTIVE: (0.75, 1.1),
+    Checkpointing.EVERY_2: (0.75, 1.15),
+    Checkpointing.FULL: (0.5, 1.3),
+    Checkpointing.OFFLOAD: (0.45, 1.35),
 }
 
 
 def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
     share = SHARE * settings.micro_batch_size**0.5
-    share *= KEPT_BY_RULE[settings.activation_checkpointing]
+    share *= BY_RULE[settings.activation_checkpointing][0]
     share *= 0.5 if settings.sharding in FSDP else 1.0
     share /= axis_sizes(settings, question.cluster).tp ** 0.5
     return log(share * question.cluster.gpu.memory_bytes), UNSURE
@@ -61,7 +55,7 @@ def step_by_rule(settings: Settings) -> Quantity:
     """An optimizer step's length beside those of other settings; it has no unit."""
     count = settings.gradient_accumulation_steps
     length = 1 + 0.1 * log2(count)
-    length *= LENGTH_BY_RULE[settings.activation_checkpointing]
+    length *= BY_RULE[settings.activation_checkpointing][1]
     length *= 1.1 if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1.0
     length *= 1.05 if settings.sync_each_batch and count > 1 else 1.0
     length *= 0.98 if settings.defer_all_reduce else 1.0
@@ -81,18 +75,10 @@ ANY_BYTES = 2**62
 # Of a need that was dry-run: allocators free blocks at other moments from run to run.
 LEAST_ERROR = 0.001
 
-# Rates of a GPU of which some are not known, such as an A100's: they only order candidates.
-ASSUMED_GPU = {
-    "dense_bf16_flops_per_s": 3e14,
-    "fp32_flops_per_s": 2e13,
-    "memory_bytes_per_s": 2e12,
-}
-# Rates of a core of a CPU that was not calibrated: they only order candidates.
-ASSUMED_CPU = {
-    "dense_bf16_flops_per_s": 5e10,
-    "fp32_flops_per_s": 5e10,
-    "memory_bytes_per_s": 1e10,
-}
+# Rates of a GPU of which some are not known, such as an A100's, and of a core of a CPU that was not
+# calibrated: they only order candidates.
+RATES = ("dense_bf16_flops_per_s", "fp32_flops_per_s", "memory_bytes_per_s")
+ASSUMED = {Device.CUDA: (3e14, 2e13, 2e12), Device.CPU: (5e10, 5e10, 1e10)}
 # A link that is not known: bytes/s and seconds.
 ASSUMED_LINK = {
     Device.CUDA: Link(bytes_per_s=1e11, latency_s=5e-6),
@@ -166,8 +152,7 @@ def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profil
 @lru_cache(maxsize=8192)
 def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], tuple[Quantity, ...]]:
     """Logarithm of the need with its error, and each expert's seconds of a step, at assumed rates
-    if need be.
-    """
+    if need be."""
     question, experts = asked.question, asked.experts
     if not question.workload.has_arithmetic:
         return need_by_rule(question, settings), (step_by_rule(settings),) * len(experts)
@@ -199,8 +184,8 @@ def _need(question: Question, settings: Settings, found: Evaluation) -> tuple[fl
 
 def _assumed(cluster: Cluster) -> Cluster:
     gpu, device = cluster.gpu, cluster.gpu.device
-    rates = ASSUMED_CPU if device is Device.CPU else ASSUMED_GPU
-    missing: dict[str, Any] = {n: rate for n, rate in rates.items() if getattr(gpu, n) is None}
+    rates = zip(RATES, ASSUMED[device], strict=True)
+    missing: dict[str, Any] = {name: rate for name, rate in rates if getattr(gpu, name) is None}
     links: dict[str, Any] = {
         name: ASSUMED_LINK[device]
         for name in ("intra_node", "inter_node")

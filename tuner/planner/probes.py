@@ -42,8 +42,7 @@ def at_todays_rates(study: Study, probe: Probe) -> Measurement | None:
 
 def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
     """A probe of a study as plain JSON values; of one that is done with outcome, whether it fits on
-    the study's limits, and its step time and speed at today's rates.
-    """
+    the study's limits, and its step time and speed at today's rates."""
     probe = replace(probe, measurement=at_todays_rates(study, probe))
     values = probe.as_dict()
     if probe.measurement is not None:
@@ -62,11 +61,7 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
         return step_time([measurement], settings.gradient_accumulation_steps)
     if measurement.memory is None or not question.workload.has_arithmetic:
         return UNKNOWN
-    found = predict(
-        *question.job,
-        settings,
-        calibration=study.calibration,
-    )
+    found = predict(*question.job, settings, calibration=study.calibration)
     return found.step_time_s
 
 

@@ -32,8 +32,7 @@ class Choice:
     """The answer among configurations that fit."""
 
     best: Evaluation
-    fastest: Evaluation
-    """The one with the shortest step; often the best itself."""
+    fastest: Evaluation  # the one with the shortest step; often the best itself
     tied: tuple[Evaluation, ...]
     """All that cannot be told apart from the fastest in speed, it included, fastest first."""
     is_checked: bool = False

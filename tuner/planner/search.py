@@ -7,7 +7,7 @@ tried: what fits, failed or is the answer is known from probes of the search's o
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import inf, log
 from statistics import median_low
 
@@ -51,7 +51,6 @@ class ExpectedMemory:
         self._known = known
         question = known.study.question
         self._workload, self._cluster = question.workload, question.cluster
-        self._bounds = _bounds(self._workload, self._cluster)
         # arithmetic says nothing of a user's script, nor of a model that only dry runs know
         self._says_nothing = question.script is not None or question.workload.is_traced
 
@@ -121,15 +120,7 @@ class ExpectedMemory:
         return median_low(self._factors.values()) if self._factors else 1.0
 
     def _bound(self, settings: Settings) -> MemoryBound:
-        if settings not in self._bounds:
-            self._bounds[settings] = memory_bound(self._workload, settings, self._cluster)
-        return self._bounds[settings]
-
-
-# A study is planned again after every probe, and its arithmetic is the same.
-@lru_cache(maxsize=8)
-def _bounds(workload: Workload, cluster: Cluster) -> dict[Settings, MemoryBound]:
-    return {}
+        return memory_bound(self._workload, settings, self._cluster)
 
 
 # What each layout's configurations need by arithmetic, with their places in the space.
@@ -262,8 +253,7 @@ class Proposed:
     """A configuration that is worth a probe."""
 
     settings: Settings
-    gain: float
-    """Expected gain in speed over the best known, relative; infinite while nothing fits."""
+    gain: float  # expected gain in speed over the best known, relative; infinite while nothing fits
 
 
 class Search:
@@ -319,8 +309,7 @@ class Search:
 
     def expect(self) -> Proposed | None:
         """Returns what :meth:`propose` would, by the model at hand: for what is said of more
-        probes.
-        """
+        probes."""
         assert not self._pending
         if not self.allowed.any():
             return self._last_resort()

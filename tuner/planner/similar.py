@@ -33,8 +33,7 @@ class Found:
     """Results of the probes of one configuration in an earlier study."""
 
     settings: Settings
-    seconds: float | None
-    """Of an optimizer step; ``None`` where none was timed."""
+    seconds: float | None  # of an optimizer step; ``None`` where none was timed
     ran: bool
 
 
@@ -67,8 +66,7 @@ def past_trials(
     predicted_s: Sequence[Sequence[float]],
 ) -> Past:
     """Turns the results of one earlier study, with what each expert predicts, into trials of a
-    search.
-    """
+    search."""
     measured = np.array([one.seconds or nan for one in found], dtype=float)
     return Past(
         study=np.full(len(found), float(number)),
@@ -137,14 +135,8 @@ PASSES = 5
 MOST_ROWS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VarianceSizes:
-    """Standard deviations of the parts of what predictions are off by."""
-
-    common: float
-    shape: float
-    own: float
-    single: float
+# Standard deviations of what a study's shape, itself, and single settings of it are off by.
+Deviations = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +144,7 @@ class Corrected:
     """Step times of configurations, corrected by other studies."""
 
     factor: float
-    low: float
-    """Lower end of the 80% interval of that factor."""
+    low: float  # lower end of the 80% interval of that factor
     high: float
     near: float
     """Similarity of the measured settings that are most alike, workloads included: 1 if equal."""
@@ -164,22 +155,13 @@ class Corrected:
         assert step.value is not None
         assert speed.value is not None
         provenance = Provenance.TRANSFERRED if self.near >= NEAR else step.provenance
+        off = Quantity(value=self.factor, low=self.low, high=self.high, provenance=provenance)
         return replace(
             found,
             factor=self.factor,
             near=self.near,
-            step_time_s=Quantity(
-                value=step.value * self.factor,
-                low=step.value * self.low,
-                high=step.value * self.high,
-                provenance=provenance,
-            ),
-            tokens_per_s_per_gpu=Quantity(
-                value=speed.value / self.factor,
-                low=speed.value / self.high,
-                high=speed.value / self.low,
-                provenance=provenance,
-            ),
+            step_time_s=off.scaled(step.value),
+            tokens_per_s_per_gpu=off.under(speed.value),
         )
 
 
@@ -200,17 +182,12 @@ def corrected_by(
     if near.max() < NEAR:
         return []
     arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
-    sizes = _sizes(ByContents(rows, *arrays), common)
-    between = _covariance(rows)(sizes)
-    shared = common**2 + LEVEL**2 * similar + sizes.shape**2 * near
-    whole = common**2 + LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
-    off = regress(
-        rows.log_excess,
-        between,
-        _noise(rows, between, sizes.single),
-        shared,
-        np.full(len(features), whole),
-    )
+    shape, own, single = sizes = _sizes(ByContents(rows, *arrays), common)
+    between = _covariance(rows, common)(sizes)
+    shared = common**2 + LEVEL**2 * similar + shape**2 * near
+    whole = common**2 + LEVEL**2 + shape**2 + own**2 + single**2
+    noise = _noise(rows, between, single)
+    off = regress(rows.log_excess, between, noise, shared, np.full(len(features), whole))
     width = QUANTILE * np.sqrt(off.variance)
     rows_found = zip(off.mean.tolist(), width.tolist(), near.max(1).tolist(), strict=True)
     return [
@@ -242,15 +219,15 @@ def _timed(past: Past, workload: Array) -> Past | None:
     return past.take(known[np.argsort(distance, kind="stable")[:MOST_ROWS]])
 
 
-def _covariance(rows: Past) -> Callable[[VarianceSizes], Array]:
+def _covariance(rows: Past, common: float) -> Callable[[Deviations], Array]:
     """Covariance of the rows with themselves, shape ``(m, m)``, by the sizes of its parts."""
     similar = alike(rows.workload, rows.workload)
     same = np.equal.outer(rows.study, rows.study).astype(float)
     near = similar * alike(rows.features, rows.features)
 
-    def of(sizes: VarianceSizes) -> Array:
-        studies = sizes.common**2 + LEVEL**2 * similar + sizes.own**2 * same
-        return np.asarray(studies + sizes.shape**2 * near)
+    def of(sizes: Deviations) -> Array:
+        shape, own, _ = sizes
+        return np.asarray(common**2 + LEVEL**2 * similar + own**2 * same + shape**2 * near)
 
     return of
 
@@ -274,24 +251,19 @@ def _noise(rows: Past, between: Array, single: float) -> Array:
 
 # A study is planned and answered several times in a process, and its past stays the same.
 @lru_cache(maxsize=4)
-def _sizes(key: ByContents[Past], common: float) -> VarianceSizes:
+def _sizes(key: ByContents[Past], common: float) -> Deviations:
     """Finds the sizes that make the past most likely; a few studies hardly say how another may
-    differ.
-    """
+    differ."""
     rows = key.value
-    covariance = _covariance(rows)
+    covariance = _covariance(rows, common)
     own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)
 
-    def fit(choice: VarianceSizes) -> float:
-        noise = np.full(rows.size, choice.single)
-        usual = -0.5 * (log(choice.own / USUAL_OWN) / log(DOUBT)) ** 2
+    def fit(choice: Deviations) -> float:
+        noise = np.full(rows.size, choice[2])
+        usual = -0.5 * (log(choice[1] / USUAL_OWN) / log(DOUBT)) ** 2
         return usual + float(log_likelihood(rows.log_excess, covariance(choice), noise))
 
-    choices = [
-        VarianceSizes(common=common, shape=a, own=b, single=c)
-        for a, b, c in product(SHAPE, own, SINGLE)
-    ]
-    return max(choices, key=fit)
+    return max(product(SHAPE, own, SINGLE), key=fit)
 
 
 def transferred(

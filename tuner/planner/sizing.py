@@ -157,14 +157,7 @@ class SizedCluster:
         }
 
 
-_SIZED = (
-    "fewest",
-    "reaching",
-    "whole",
-    "largest_micro_batch",
-    "longest_sequence",
-    "largest_model",
-)
+_SIZED = ("fewest", "reaching", "whole", "largest_micro_batch", "longest_sequence", "largest_model")
 
 
 def size_cluster(
@@ -195,9 +188,7 @@ def size_cluster(
             return SizedCluster(cluster=question.cluster, model="", why=why)
         question = largest.question
     row = SizedCluster(
-        cluster=question.cluster,
-        model=question.workload.model.name,
-        largest_model=largest,
+        cluster=question.cluster, model=question.workload.model.name, largest_model=largest
     )
     if question.workload.model.is_traced:
         return replace(row, why=untraced(question.workload))
@@ -391,10 +382,6 @@ class _Sizer:
         """The largest micro-batch that surely fits, in the fastest configuration of it."""
         return self._of(question)[1]
 
-    def fits(self, question: Question) -> bool:
-        """True where something fits at the upper end of its interval too."""
-        return self._any_fits(question, {})
-
     def speed(self, question: Question) -> float:
         """Tokens per second of all GPUs; 0 where nothing surely fits, or none is known."""
         found = self.sized(question)
@@ -446,7 +433,7 @@ class _Sizer:
 
         lengths = [*range(SEQUENCE_STEP, most, SEQUENCE_STEP), most]
         order: dict[Settings, float] = {}
-        index = bisect_left(lengths, True, key=lambda one: not self._any_fits(of(one), order))
+        index = bisect_left(lengths, True, key=lambda one: not self.fits(of(one), order))
         return self.sized(of(lengths[index - 1])) if index else None
 
     def largest(self, question: Question, family: Sequence[ModelConfig]) -> Sized | None:
@@ -462,8 +449,8 @@ class _Sizer:
                 return self.sized(parts[-1])
         return None
 
-    def _any_fits(self, question: Question, order: dict[Settings, float]) -> bool:
-        """True where something surely fits.
+    def fits(self, question: Question, order: dict[Settings, float] | None = None) -> bool:
+        """True where something fits at the upper end of its interval too.
 
         The smallest micro-batches of each layout tell, and those without accumulation, which keeps
         gradients. ``order`` has what each needed at last: what needed least is looked at first.
@@ -485,6 +472,7 @@ class _Sizer:
             if one.micro_batch_size == least or one.gradient_accumulation_steps == 1
             if one not in wrong
         ]
+        order = {} if order is None else order
         for settings in sorted(small, key=lambda one: order.get(one, 0.0)):
             found = estimate(asked, limit, settings)
             order[settings] = found.needed_bytes.value or 0.0

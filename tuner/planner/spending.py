@@ -18,8 +18,7 @@ from tuner.text import count_text, kept
 class Cost:
     """Cost in time and devices."""
 
-    wall_s: float
-    """Seconds by the clock."""
+    wall_s: float  # seconds by the clock
     device_s: float
     """Seconds times the devices held for them; dry runs and small replicas hold none."""
 
@@ -28,8 +27,7 @@ class Cost:
 @kept(maxsize=8)
 def cost(study: Study) -> Cost:
     """Adds up all requests of a study: probes, attempts that came to nothing, and training the
-    finalists' replicas.
-    """
+    finalists' replicas."""
     wasted_s = study.wasted_s + study.wasted_before_s
     return _cost(study, study.probes, wasted_s, study.guard_s + study.guard_before_s)
 
@@ -122,12 +120,9 @@ TRAINS_WRONGLY = "what fits trains something else"
 class Stop:
     """Nothing more is to be probed within these limits."""
 
-    reason: str
-    """Why, for people."""
-    nothing_fits: str = ""
-    """What would be needed, when no settings fit; else empty."""
-    wrong: str = ""
-    """What is wrong, when all that fits trains something else; else empty."""
+    reason: str  # why, for people
+    nothing_fits: str = ""  # what would be needed, when no settings fit; else empty
+    wrong: str = ""  # what is wrong, when all that fits trains something else; else empty
 
     @property
     def failure(self) -> str:

@@ -132,12 +132,9 @@ EXACT, MOST_STEPS = 1e-7, 40
 class Seen:
     """One contender's time as it was seen."""
 
-    value: float
-    """The logarithm of the seconds measured."""
-    runs: int
-    """Runs that it is the middle of; variation is of a run."""
-    steps: float
-    """Variance of the logarithm's error that the spread of the steps shows."""
+    value: float  # the logarithm of the seconds measured
+    runs: int  # runs that it is the middle of; variation is of a run
+    steps: float  # variance of the logarithm's error that the spread of the steps shows
 
 
 def joint_ends(
@@ -145,64 +142,47 @@ def joint_ends(
 ) -> tuple[tuple[float, float], ...]:
     """Ends of the 80% intervals of the logarithms of two or more contenders' times.
 
-    An interval need not hold the value that was measured: who is far ahead of the others by chance
-    is believed to be slower.
+    They are under every size of variation and every spread of their true times: arrays have the
+    axes variation, spread, contender, as far as they differ along them. An interval need not hold
+    the value that was measured: who is far ahead of the others by chance is believed to be slower.
     """
     values = np.array([one.value for one in contenders])
-    middle = float(values.mean())
-    cases = _Cases(contenders, values - middle, variation)
-    ends = (cases.ends_of(place) for place in range(len(contenders)))
-    return tuple((middle + low, middle + high) for low, high in ends)
+    center, count = float(values.mean()), len(contenders)
+    values = values - center
+    variations = sqrt(variation.variance) * np.exp(VARIATIONS / sqrt(2 * variation.freedom))
+    runs = np.array([one.runs for one in contenders])
+    steps = np.array([one.steps for one in contenders])
+    errors = variations[:, None] ** 2 / runs + steps
+    each = 1 / (errors[:, None, :] + SPREADS[:, None] ** 2)  # precisions
+    precision = each.sum(-1)
+    mean = (each * values).sum(-1) / precision
+    squares = variation.squares / (2 * variations**2)
+    of_variation = -variation.freedom * np.log(variations) - squares
+    prior = of_variation[:, None] + np.log(SPREADS / (1 + (SPREADS / USUAL) ** 2))
+    # weights of all being together; and of each being apart from the others, without spread
+    terms = np.stack([np.log(each), each, each * values, each * values**2])
+    sums = terms.sum(-1)
+    together = prior + _log_evidence(sums, count) + log(1 - 1 / count)
+    others = prior[..., None] + _log_evidence(sums[..., None] - terms, count - 1)
+    apart = np.logaddexp.reduce(others, axis=1) - log(count) - log(2 * REACH)
 
-
-class _Cases:
-    """Contenders under every size of variation and every spread of their true times.
-
-    Arrays have the axes variation, spread, contender, as far as they differ along them.
-    """
-
-    def __init__(self, contenders: Sequence[Seen], values: Array, variation: RunVariation) -> None:
-        self._values = values
-        variations = sqrt(variation.variance) * np.exp(VARIATIONS / sqrt(2 * variation.freedom))
-        runs = np.array([one.runs for one in contenders])
-        steps = np.array([one.steps for one in contenders])
-        self._errors = variations[:, None] ** 2 / runs + steps
-        self._precisions = 1 / (self._errors[:, None, :] + SPREADS[:, None] ** 2)
-        self._precision = self._precisions.sum(-1)
-        self._mean = (self._precisions * values).sum(-1) / self._precision
-        of_variation = -variation.freedom * np.log(variations) - variation.squares / (
-            2 * variations**2
-        )
-        of_spread = np.log(SPREADS / (1 + (SPREADS / USUAL) ** 2))
-        self._prior = of_variation[:, None] + of_spread
-        self._together, self._apart = self._log_weights()
-
-    def ends_of(self, place: int) -> tuple[float, float]:
-        """One contender's interval."""
-        value, errors = self._values[place], self._errors[:, place]
-        pull = errors[:, None] * self._precisions[..., place]
-        means = (1 - pull) * value + pull * self._mean
-        variances = (1 - pull) * errors[:, None] + pull**2 / self._precision
-        weights = np.concatenate([self._together.ravel(), self._apart[:, place]])
+    def ends_of(place: int) -> tuple[float, float]:
+        value, error = values[place], errors[:, place]
+        pull = error[:, None] * each[..., place]
+        means = (1 - pull) * value + pull * mean
+        variances = (1 - pull) * error[:, None] + pull**2 / precision
+        weights = np.concatenate([together.ravel(), apart[:, place]])
         weights = np.exp(weights - weights.max())
         found = zip(
             weights / weights.sum(),
-            np.concatenate([means.ravel(), np.full(len(errors), value)]),
-            np.sqrt(np.concatenate([variances.ravel(), errors])),
+            np.concatenate([means.ravel(), np.full(len(error), value)]),
+            np.sqrt(np.concatenate([variances.ravel(), error])),
             strict=True,
         )
         mixture = [tuple(map(float, case)) for case in found if case[0] > NEGLIGIBLE]
-        return _quantile(0.1, mixture), _quantile(0.9, mixture)
+        return center + _quantile(0.1, mixture), center + _quantile(0.9, mixture)
 
-    def _log_weights(self) -> tuple[Array, Array]:
-        """Weighs all being together; and each being apart from the others, without spread."""
-        each, values = self._precisions, self._values
-        terms = np.stack([np.log(each), each, each * values, each * values**2])
-        sums, count = terms.sum(-1), len(values)
-        together = self._prior + _log_evidence(sums, count) + log(1 - 1 / count)
-        others = self._prior[..., None] + _log_evidence(sums[..., None] - terms, count - 1)
-        apart = np.logaddexp.reduce(others, axis=1) - log(count) - log(2 * REACH)
-        return together, apart
+    return tuple(ends_of(place) for place in range(count))
 
 
 def _log_evidence(sums: Array, count: int) -> Array:

@@ -34,8 +34,7 @@ class RunVariation:
 
     squares: float = ASSUMED**2
     """Sum of the squares of what runs' logarithms differed by from their settings' mean."""
-    freedom: int = 1
-    """Degrees of freedom of that sum."""
+    freedom: int = 1  # degrees of freedom of that sum
 
     @property
     def variance(self) -> float:
@@ -216,8 +215,7 @@ def is_extrapolated(measurements: Iterable[Measurement], accumulation: int) -> b
 
 def counts_to_run(accumulation: int) -> tuple[int, ...]:
     """Chooses the counts that a first probe runs instead of ``accumulation`` micro-batches; empty:
-    all of them.
-    """
+    all of them."""
     return SHORT_COUNTS if accumulation > LONGEST_RUN_OUT else ()
 
 

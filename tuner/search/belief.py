@@ -54,16 +54,11 @@ MOST_JUDGED = 200
 class TrialErrors:
     """Errors of the predictions of ``k`` experts for ``m`` trials of this search."""
 
-    index: Rows
-    """Rows of the candidates, shape ``(m,)``."""
-    off: Array
-    """Logarithm of the measured value over the predicted ones, shape ``(m, k)``."""
-    error: Array
-    """Standard deviation of that, shape ``(m,)``."""
-    indirect: Array
-    """1 for trials that were run in another way, which share :data:`SHIFT`; else 0."""
-    judged: int
-    """How many of them, the first, tell how large errors are, and who is right."""
+    index: Rows  # rows of the candidates, shape ``(m,)``
+    off: Array  # logarithm of the measured value over the predicted ones, shape ``(m, k)``
+    error: Array  # standard deviation of that, shape ``(m,)``
+    indirect: Array  # 1 for trials that were run in another way, which share :data:`SHIFT`; else 0
+    judged: int  # how many of them, the first, tell how large errors are, and who is right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +68,8 @@ class ErrorSizes:
     offset: float
     smooth: float
     single: float
-    doubt: float = 0.0
-    """How much less likely than the usual ones before any trial, in logarithms."""
-    least: int = 0
-    """Trials before which they are not considered."""
+    doubt: float = 0.0  # how much less likely than the usual ones before any trial, in logarithms
+    least: int = 0  # trials before which they are not considered
 
     def between(self, near: Array) -> Array:
         """Covariance of errors, without those of each configuration for itself."""
@@ -121,14 +114,10 @@ def need_sizes(usual: float) -> list[ErrorSizes]:
 class Told:
     """What the past says of ``n`` candidates."""
 
-    mean: Array
-    """Shape ``(n, k)``."""
-    spread: Array
-    """Its trials' covariance with candidates, made white, shape ``(p, n)``."""
-    known: Array
-    """Variance that is known by it, shape ``(n,)``."""
-    amplitude: float
-    """Standard deviation of the part that searches share."""
+    mean: Array  # shape ``(n, k)``
+    spread: Array  # its trials' covariance with candidates, made white, shape ``(p, n)``
+    known: Array  # variance that is known by it, shape ``(n,)``
+    amplitude: float  # standard deviation of the part that searches share
 
 
 def likeliest(
@@ -302,10 +291,8 @@ def normal_cdf(z: Array) -> Array:
 class Belief:
     """Arrays have shape ``(n,)`` if no other is said, one number per candidate."""
 
-    weights: Array
-    """Shape ``(k,)``: the probability of each expert; they add up to 1."""
-    means: Array
-    """Shape ``(k, n)``: logarithm of the seconds that each expert believes in."""
+    weights: Array  # shape ``(k,)``: the probability of each expert; they add up to 1
+    means: Array  # shape ``(k, n)``: logarithm of the seconds that each expert believes in
     errors: Array
     """Shape ``(k, n)``: its standard deviation; before any trial, without what all candidates have
     in common."""
@@ -360,21 +347,10 @@ def believed_trials(belief: Belief, indices: Iterable[int]) -> list[Trial]:
     """
     return [
         Trial(
-            index=index,
-            result=Result.RAN,
-            seconds=exp(belief.log_seconds[index]),
-            is_believed=True,
+            index=index, result=Result.RAN, seconds=exp(belief.log_seconds[index]), is_believed=True
         )
         for index in indices
     ]
-
-
-def _filled(values: Array) -> Array:
-    # Unknown predictions are taken for the median of the others.
-    unknown = np.isnan(values)
-    if unknown.all():
-        return np.zeros(len(values))
-    return np.where(unknown, np.nanmedian(values), values)
 
 
 def _experts(
@@ -386,7 +362,12 @@ def _experts(
     so these are believed as far as this search's own trials bear them out. Experts are as likely as
     they make those trials; before them all are as likely. What still runs bears nobody out.
     """
-    base = np.array([_filled(one) for one in prior.experts])
+    # Unknown predictions are taken for the median of the others.
+    base = np.array([
+        one if not (gaps := np.isnan(one)).any()
+        else np.zeros(len(one)) if gaps.all() else np.where(gaps, np.nanmedian(one), one)
+        for one in prior.experts
+    ])  # fmt: skip
     tolds: list[Told | None] = [None]
     if past is not None and (told := told_by(past, past.excess.clip(*CLIPPED), prior)) is not None:
         tolds.append(told)
@@ -493,7 +474,8 @@ def _runs(
     """Probability to run where memory suffices: assumed, times successes over those expected."""
     runs = prior.runs
     if past is not None:
-        similar = alike_again(prior.features, past.features)
+        points = prior.features, past.features
+        similar = alike_again(ByContents(points, *points))
         similar = similar * alike(prior.workload[None, :], past.workload)
         successes = (DOUBT + similar @ past.ran) / (DOUBT + similar @ past.expected)
         runs = runs * np.clip(successes, 0.05, 1.0)

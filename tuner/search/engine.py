@@ -104,9 +104,7 @@ def _first_legal(study: optuna.Study, parameters: KnobParameters, allowed: Mask)
 
 
 def replayed(
-    prior: Prior,
-    trials: Sequence[Trial],
-    sampler: BaseSampler | None = None,
+    prior: Prior, trials: Sequence[Trial], sampler: BaseSampler | None = None
 ) -> optuna.Study:
     """An Optuna study that was told all trials."""
     study = optuna.create_study(sampler=sampler)

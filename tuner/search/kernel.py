@@ -45,14 +45,10 @@ class ByContents(Generic[T]):
         return isinstance(other, ByContents) and self._contents == other._contents
 
 
-def alike_again(one: Array, other: Array) -> Array:
-    """The same, kept for the next call; nobody may change it."""
-    return _kept(ByContents((one, other), one, other))
-
-
 # At every ask of a study its candidates and its past are the same.
 @lru_cache(maxsize=2)
-def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
+def alike_again(key: ByContents[tuple[Array, Array]]) -> Array:
+    """The same, kept for the next call; nobody may change it."""
     return alike(*key.value)
 
 
@@ -86,13 +82,10 @@ _controller = cache(ThreadpoolController)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
     """A Gaussian process at the points that were asked for; or ``k`` of them, which differ in the
-    values seen alone.
-    """
+    values seen alone."""
 
-    mean: Array
-    """Shape ``(n,)``, or ``(n, k)``."""
-    variance: Array
-    """Shape ``(n,)``; never negative."""
+    mean: Array  # shape ``(n,)``, or ``(n, k)``
+    variance: Array  # shape ``(n,)``; never negative
     surprise: Array
     """Shape ``(m,)``, or ``(m, k)``: minus the log-likelihood of each value seen, given those
     before it."""

@@ -132,10 +132,8 @@ class CostModelSampler(BaseSampler):
         past: Past | None = None,
         seed: int | None = None,
     ) -> None:
-        self.parameters = parameters_of(prior.settings)
-        """The knobs as parameters."""
-        self.proposal: Proposal | None = None
-        """The latest proposal."""
+        self.parameters = parameters_of(prior.settings)  # the knobs as parameters
+        self.proposal: Proposal | None = None  # the latest proposal
         self._prior, self._allowed, self._past = prior, allowed, past
         self._others = RandomSampler(seed)
 
@@ -145,11 +143,8 @@ class CostModelSampler(BaseSampler):
         return self._prior.limit_bytes
 
     def suggest(self, trial: optuna.Trial) -> Settings:
-        """The configuration that a trial is for; its active knobs become parameters.
-
-        Raises:
-            TrialPruned: values that were enqueued, or fixed, are illegal together.
-        """
+        """The configuration that a trial is for; its active knobs become parameters. Raises
+        TrialPruned: values that were enqueued, or fixed, are illegal together."""
         index = self.parameters.suggest(trial)
         if index is None:
             raise optuna.TrialPruned("these values are illegal together")

@@ -40,25 +40,17 @@ class Prior:
     its own identity.
     """
 
-    settings: Sequence[Settings]
-    """The candidates; all legal, each once."""
-    features: Array
-    """Shape ``(n, d)``, from :func:`settings_features`."""
+    settings: Sequence[Settings]  # the candidates; all legal, each once
+    features: Array  # shape ``(n, d)``, from :func:`settings_features`
     experts: Array
     """Natural logarithm of the predicted seconds of an optimizer step; ``nan`` where unknown. Shape
     ``(k, n)``: each expert is the cost model with constants of its own, and the first is shown."""
-    log_need: Array
-    """Natural logarithm of the bytes that one device is predicted to need."""
-    need_error: Array
-    """Standard deviation of that prediction."""
-    runs: Array
-    """Probability that they run at all, if memory suffices."""
-    simplicity: Array
-    """Larger is simpler; decides between candidates of equal expectation."""
-    log_limit: float
-    """Natural logarithm of the bytes that one device may need."""
-    workload: Array
-    """Shape ``(w,)``, from :func:`workload_features`."""
+    log_need: Array  # natural logarithm of the bytes that one device is predicted to need
+    need_error: Array  # standard deviation of that prediction
+    runs: Array  # probability that they run at all, if memory suffices
+    simplicity: Array  # larger is simpler; decides between candidates of equal expectation
+    log_limit: float  # natural logarithm of the bytes that one device may need
+    workload: Array  # shape ``(w,)``, from :func:`workload_features`
 
     @property
     def log_seconds(self) -> Array:
@@ -87,14 +79,11 @@ class Result(Enum):
 class Trial:
     """One candidate that was tried."""
 
-    index: int
-    """Row of the candidate."""
-    result: Result
-    """How it ended."""
+    index: int  # row of the candidate
+    result: Result  # how it ended
     seconds: float | None = None
     """Seconds of an optimizer step; where it was slow or timed out, at least so many."""
-    error: float = 0.0
-    """Standard deviation of the logarithm of ``seconds``."""
+    error: float = 0.0  # standard deviation of the logarithm of ``seconds``
     need_bytes: float | None = None
     """Bytes that one device needed; where it was too large, at least so many."""
     indirect: bool = False
@@ -116,19 +105,14 @@ class Trial:
 class Past:
     """``p`` trials of earlier searches for the same stack on the same kind of cluster."""
 
-    study: Array
-    """Shape ``(p,)``: the number of the search that each belongs to."""
-    features: Array
-    """Shape ``(p, d)``: their configurations'."""
-    workload: Array
-    """Shape ``(p, w)``: their searches'."""
+    study: Array  # shape ``(p,)``: the number of the search that each belongs to
+    features: Array  # shape ``(p, d)``: their configurations'
+    workload: Array  # shape ``(p, w)``: their searches'
     excess: Array
     """Shape ``(p, k)``: logarithm of seconds over those that each expert predicts for them; ``nan``
     if not timed."""
-    ran: Array
-    """Shape ``(p,)``: 1 where the steps were done, 0 where not."""
-    expected: Array
-    """Shape ``(p,)``: the probability of that as it was predicted."""
+    ran: Array  # shape ``(p,)``: 1 where the steps were done, 0 where not
+    expected: Array  # shape ``(p,)``: the probability of that as it was predicted
 
     @property
     def size(self) -> int:

@@ -65,8 +65,7 @@ class Space:
     def differing_in(self, knob: str) -> Mapping[Any, Mapping[Any, int]]:
         """Configurations that differ in this knob alone, and in accumulation, which makes up the
         global batch: their places in :attr:`legal` by the knob's value, by the values that they
-        share (:data:`OTHERS_CHOSEN`).
-        """
+        share (:data:`OTHERS_CHOSEN`)."""
         if knob not in self._groups:
             rest, value = OTHERS_CHOSEN[knob], attrgetter(knob)
             groups: dict[Any, dict[Any, int]] = defaultdict(dict)
@@ -153,20 +152,6 @@ def sentence(
     return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
-class _SpaceKey:
-    """A question by what its space depends on: questions hold mappings, and cannot be a key."""
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.key = question.identity, question.workload.model.name  # which sentences tell
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SpaceKey) and self.key == other.key
-
-
 def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
     """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
     return accumulation >= settings.pp_size - 1
@@ -181,13 +166,10 @@ def enumerate_space(question: Question) -> Space:
     """Every legal settings of the question, and the knobs that do not act in it.
 
     A restriction of a knob holds where the knob is live; where it is inactive, the knob has its
-    canonical value, and ``dead_knobs`` says so if that is not what was asked for.
-
-    Raises:
-        UsageError: a restriction names an impossible value, can be met nowhere or leaves
-            nothing, or no settings can make the global batch.
-    """
-    space = _space(_SpaceKey(question))
+    canonical value, and ``dead_knobs`` says so if that is not what was asked for. Raises
+    UsageError: a restriction names an impossible value, can be met nowhere or leaves nothing, or no
+    settings can make the global batch."""
+    space = _space(question)
     if not space.legal:
         raise _nothing_legal(question)
     return space
@@ -205,8 +187,7 @@ def count_settings(question: Question, most: int) -> int:
 
 # A study is planned again after every probe, and its space stays the same.
 @lru_cache(maxsize=4)
-def _space(asked: _SpaceKey) -> Space:
-    question = asked.question
+def _space(question: Question) -> Space:
     for knob, values in question.knobs.items():
         for value in values:
             check_possible(question, knob, value)
@@ -383,11 +364,8 @@ def check_settings(
     """The canonical form of settings that somebody wrote down; see :func:`settings_notes`.
 
     An accumulation of 1 counts as left out, and is derived, unless the knobs that were ``given``
-    hold it. A knob that is not among them has the only value that is not refused.
-
-    Raises:
-        UsageError: they break a rule, contradict each other or the question's restrictions.
-    """
+    hold it. A knob that is not among them has the only value that is not refused. Raises
+    UsageError: they break a rule, contradict each other or the question's restrictions."""
     return _checked(question, settings, given)[0]
 
 
@@ -397,11 +375,7 @@ def settings_notes(
     """The knobs that :func:`check_settings` changes, with the reasons.
 
     Of those that were not ``given``, only what has another value than its default because that is
-    refused is told.
-
-    Raises:
-        UsageError: as :func:`check_settings`.
-    """
+    refused is told. Raises UsageError: as :func:`check_settings`."""
     _, fixed = _checked(question, settings, given)
     notes = []
     for one in fixed:

@@ -374,22 +374,19 @@ def check_possible(question: Question, knob: str, value: Any) -> None:
         raise UsageError(knob, value, f"cannot be had here: {why}")
     splits_heads = knob == "tp_size" and fixed_tp_size(question) is None
     if splits_heads or (knob == "pp_size" and fixed_by_framework(question, knob) is None):
-        wrong = [f"{what} ({size})" for what, size in split_by(question, knob) if size % value]
-        if wrong:
-            raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
+        _check_divides(knob, value, split_by(question, knob))
     if knob == "cp_size" and fixed_cp_size(question) is None:
         # a rank has a part from the head and one from the tail (``_create_default_load_balancer``)
         tokens = question.workload.sequence_length
         halves = (("half of the sequence_length", tokens // 2 if tokens % 2 == 0 else 1),)
-        wrong = [
-            f"{what} ({size})"
-            for what, size in (*halves, ("GPUs", question.cluster.world_size))
-            if value > 1 and size % value
-        ]
-        if wrong:
-            raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
+        _check_divides(knob, value, (*halves, ("GPUs", question.cluster.world_size)))
     if knob == "cpu_offload" and value and question.cluster.gpu.device is Device.CPU:
         raise UsageError(knob, "true", "refused on CPUs, where device and host memory are one")
+
+
+def _check_divides(knob: str, value: int, sizes: Iterable[tuple[str, int]]) -> None:
+    if wrong := [f"{what} ({size})" for what, size in sizes if size % value]:
+        raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
 
 
 def possible(question: Question, knob: str, values: Iterable[Any]) -> tuple[Any, ...]:

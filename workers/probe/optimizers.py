@@ -51,8 +51,8 @@ def make_optimizer(
             what that step takes for a time on CUDA.
 
     Raises:
-        OptimizerUnavailableError: the optimizer's library is not installed, or torch is older.
-            torchao's step raises the same where it cannot be compiled.
+        OptimizerUnavailableError: the optimizer's library is not installed. torchao's step raises
+            the same where it cannot be compiled.
         ValueError: it does not step the DTensors of sharding or tensor parallelism.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -97,8 +97,6 @@ def _muon(
 ) -> torch.optim.Optimizer:
     """Muon of the matrices between embedding and output head, and AdamW of all else, as Muon's
     authors combine them (https://kellerjordan.github.io/posts/muon/) and torch's own docstring."""
-    if not hasattr(torch.optim, "Muon"):
-        raise OptimizerUnavailableError("muon needs torch 2.9 or newer")
     inner: Any = model
     embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding))
     ends = {id(m.weight) for m in (*embeddings, inner.get_output_embeddings())}

@@ -16,16 +16,12 @@ from tuner.cost.time.collectives import (
     axis_sizes,
     step_collectives,
 )
-from tuner.cost.time.communication import (
-    Computing,
-    copies_beside_s,
-    exposed_s,
-    link_seconds,
-    passes_s,
-)
+from tuner.cost.time.communication import Computing, link_seconds, passes_s
+from tuner.cost.time.emulated import Rates, copies_beside_s, exposed_s
 from tuner.model import published_model as read
 
 COSTS = default_costs()
+NO_COPIES = Computing(forward=0.0, backward=0.0)
 CLUSTER = parse_cluster("4x8xh100-80gb")
 WORKLOAD = Workload(model=read("llama-3.1-8b"), sequence_length=4096, global_batch_size=256)
 TEXTS = (
@@ -42,12 +38,13 @@ def exposed(text, forward, backward, passes=None):
     settings = parse_settings(text)
     found = exposed_s(
         Computing(forward=forward, backward=backward),
+        NO_COPIES,
         step_collectives(WORKLOAD, settings, CLUSTER),
         settings,
-        CLUSTER,
-        passes=passes or settings.gradient_accumulation_steps,
+        passes or settings.gradient_accumulation_steps,
+        Rates(cluster=CLUSTER, costs=COSTS),
     )
-    return found.low, found.value, found.high
+    return found.low_s, found.value_s, found.high_s
 
 
 def test_a_step_that_was_timed_waits_as_one_that_is_predicted():
@@ -96,9 +93,10 @@ def test_what_a_hidden_gather_takes_from_computing_is_counted_once():
         assert beside.forward + beside.backward == pytest.approx(0.009)
         assert (beside.forward > 0) is (phase is Phase.FORWARD)
         timed = Computing(forward=0.2, backward=0.2)
-        found = exposed_s(timed, items, settings, cluster, passes=1, beside=beside, costs=costs)
-        assert found.value == pytest.approx(0.191 + 0.3 * 0.07 - 0.2)
-        once = exposed_s(timed, items, settings, cluster, passes=1, costs=costs)
-        assert once.value == pytest.approx(0.3 * 0.07)
-        assert found.high == once.high
-        assert 0 < (found.low or 0.0) < (found.value or 0.0)
+        rates = Rates(cluster=cluster, costs=costs)
+        found = exposed_s(timed, beside, items, settings, 1, rates)
+        assert found.value_s == pytest.approx(0.191 + 0.3 * 0.07 - 0.2)
+        once = exposed_s(timed, NO_COPIES, items, settings, 1, rates)
+        assert once.value_s == pytest.approx(0.3 * 0.07)
+        assert found.high_s == once.high_s
+        assert 0 < found.low_s < found.value_s

@@ -8,8 +8,8 @@ its last norm to the loss, beyond those of the probe program's chunked loss.
 import pytest
 
 from tuner.client.cases import read_case
-from tuner.cost.liger import more_bytes, parts_of
 from tuner.cost.prediction import LIGER_NOTE, predict
+from tuner.cost.script import more_bytes, parts_of
 from tuner.errors import UsageError
 
 LLAMA = {

@@ -8,11 +8,11 @@ from tests.profiles import examples
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, FrameworkName, framework
-from tuner.core.measurement import Basis
+from tuner.core.measurement import Basis, Category
 from tuner.core.workload import Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES
-from tuner.cost.memory.pipeline import refused, stage_memory
+from tuner.cost.pipeline import refused, stage_memory
 from tuner.cost.prediction import Peak, predict
 from tuner.cost.script import Script
 from tuner.model import published_model as read
@@ -176,5 +176,5 @@ def test_the_last_stage_has_one_micro_batch_in_flight():
         stage_memory(workload(), parse_settings(text), EIGHT, default_costs(), index)
         for index in (0, 3)
     )
-    assert first.activations_bytes > 3 * last.activations_bytes
-    assert first.logits_bytes == 0 < last.logits_bytes
+    assert first.held[Category.ACTIVATIONS] > 3 * last.held[Category.ACTIVATIONS]
+    assert first.held[Category.LOGITS_AND_LOSS] == 0 < last.held[Category.LOGITS_AND_LOSS]

@@ -8,7 +8,7 @@ from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Provenance
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.time.pipeline import pipeline_seconds
+from tuner.cost.pipeline import pipeline_seconds
 from tuner.cost.time.step import missing_rate, step_notes, step_time
 from tuner.model import published_model as read
 

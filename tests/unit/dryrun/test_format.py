@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "cb2dfacef6619c54c0d9a003003d1210555da0199b40f24b45ecb810d1616078"),
-    "verdict": (5, "c135937db197b70134a74be198ef0d55e7423b37968470c55ca8ebaefca9874c"),
+    "dry run": (5, "3289d8fce6d387c68686be3014ec73ee72d21614d65e63fed74bf3de87925eaf"),
+    "verdict": (5, "a30604472fa8601edd0ab893d11ab1317a3a8ab2d3dab23abec7e17f3a6cb569"),
     "rates": (3, "290425f2ae68dab9b23f7e0e6719639a8c5d2afc5790fc13aa687e6434d117d8"),
 }
 """The format, and the digest of the sources that it stands for."""

@@ -18,7 +18,7 @@ import pytest
 from tests.records import VERSIONS
 from tuner.cli import main
 from tuner.client.request import read_request
-from tuner.space.enumeration import enumerate_space
+from tuner.space import enumerate_space
 
 HERE = Path(__file__).parent
 # Identities hold the versions of the stack: fixed here, whatever is installed.

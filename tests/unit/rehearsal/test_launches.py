@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
+from tuner.cost.time.compute import AMOUNTS
 from tuner.cost.time.rehearsed import What
-from tuner.cost.time.traced import AMOUNTS
 from workers.probe.dry.work import AMOUNTS as COUNTED
 from workers.probe.dry.work import amounts_of
 from workers.rehearsal.launches import WHATS

@@ -133,8 +133,7 @@ def attention_of(workload: Workload, compute_bytes: int, gpu: Gpu) -> Attention:
 
 def leaves_groups(model: ModelConfig) -> bool:
     """Tells whether transformers leaves grouped keys and values to the kernel, where there is no
-    mask.
-    """
+    mask."""
     return model.kv_heads < model.heads and model.head_dim <= GROUPED_HEAD_DIM
 
 

@@ -96,14 +96,6 @@ def device_terms(
     return DeviceTerms(context=context, communicators=communicators, reserved_free=predicted(*free))
 
 
-def workspace_bytes(gpu: Gpu) -> int:
-    """Bytes of cuBLAS's workspace of one thread on a GPU, by torch's default; 0 on a CPU."""
-    if gpu.device is not Device.CUDA:
-        return 0
-    known = (size for name, size in _WORKSPACES.items() if name.search(gpu.name.lower()))
-    return next(known, WORKSPACE_BYTES)
-
-
 def workspaces(gpu: Gpu) -> Quantity:
     """Bytes that are allocated and that a dry run does not see: cuBLAS's, of :data:`THREADS`.
 
@@ -111,7 +103,8 @@ def workspaces(gpu: Gpu) -> Quantity:
     """
     if gpu.device is not Device.CUDA:
         return NOTHING
-    value = THREADS * workspace_bytes(gpu)
+    known = (size for name, size in _WORKSPACES.items() if name.search(gpu.name.lower()))
+    value = THREADS * next(known, WORKSPACE_BYTES)
     high = 2 * max(value, THREADS * HOPPER_WORKSPACE_BYTES)
     return predicted(value, min(value, THREADS * WORKSPACE_BYTES), high)
 

@@ -317,11 +317,7 @@ class _Gradients:
 
 
 def _backward(
-    sizes: list[float],
-    gradient_sizes: list[float],
-    ops: list[_Op],
-    output: int,
-    needs: set[int],
+    sizes: list[float], gradient_sizes: list[float], ops: list[_Op], output: int, needs: set[int]
 ) -> list[Event]:
     users: dict[int, int] = {}
     casts_any = any(op.casts for op in ops)

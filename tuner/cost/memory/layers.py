@@ -173,11 +173,7 @@ class _Layer:
         return self.graph.op(self.c * size, x) if self.casts else x
 
     def _columns(
-        self,
-        x: int,
-        outputs: tuple[float, ...],
-        names: Sequence[str],
-        bias: bool | str = False,
+        self, x: int, outputs: tuple[float, ...], names: Sequence[str], bias: bool | str = False
     ) -> tuple[int, ...]:
         """Linears that share an input of the hidden size; ``outputs`` are of this rank."""
         graph, whole = self.graph, self.tokens * self.hidden

@@ -131,8 +131,7 @@ FOOTPRINTS: Mapping[Optimizer, Footprint] = {
         moves=lambda width: 20 * width,
     ),
     Optimizer.ADAMW_FUSED: Footprint(
-        state=lambda one, width, _: 2 * width * one.elements,
-        moves=lambda width: 7 * width,
+        state=lambda one, width, _: 2 * width * one.elements, moves=lambda width: 7 * width
     ),
     Optimizer.ADAMW_8BIT: Footprint(
         state=lambda one, _, __: STATE_BYTES_8BIT * one.elements,

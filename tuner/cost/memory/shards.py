@@ -75,6 +75,8 @@ def model_units(
     def unit(*parts: Tensor) -> Unit:
         local = [part.local(tp) for part in parts]
         shard = sum(shard_elements(part, ranks) for part in local)
+        trained = [part for part in local if part.trained]
+        own = sum(shard_elements(part, ranks) for part in trained)
         summed = [
             part.elements
             for part in local
@@ -85,11 +87,7 @@ def model_units(
             padded=shard * ranks,
             shard=shard,
             summed=max(summed, default=0),
-            trained=Trained(
-                whole=sum(part.elements for part in local if part.trained),
-                padded=sum(shard_elements(p, ranks) for p in local if p.trained) * ranks,
-                shard=sum(shard_elements(p, ranks) for p in local if p.trained),
-            ),
+            trained=Trained(sum(part.elements for part in trained), own * ranks, own),
         )
 
     dense, sparse = unit(*tensors.dense_layer), unit(*tensors.sparse_layer)

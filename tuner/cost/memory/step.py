@@ -115,6 +115,8 @@ class MemoryBound:
     total_bytes: int  # estimate of the step's peak
 
 
+# A study is planned again after every probe, and its arithmetic is the same.
+@lru_cache(maxsize=2**15)
 def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> MemoryBound:
     """The bound of a configuration; it does not fall when only the micro-batch size grows.
 
@@ -188,12 +190,10 @@ class Step(Wrapping):
         if self.tp == 1:
             tape.sequence(TEMPORARIES, self.stream)
         elif self.cut == 1:
-            tape.sequence(TEMPORARIES, 2 * self.stream)
-            tape.sequence(TEMPORARIES, -self.stream)
+            tape.sequence(TEMPORARIES, 2 * self.stream, -self.stream)
         else:
             whole = self.stream * self.tp
-            tape.sequence(TEMPORARIES, 2 * whole)
-            tape.sequence(TEMPORARIES, self.stream - whole)
+            tape.sequence(TEMPORARIES, 2 * whole, self.stream - whole)
             self.embedded_held = whole
         if self.embedded_mask:
             tape.sequence(TEMPORARIES, self.stream)
@@ -221,8 +221,7 @@ class Step(Wrapping):
             self.gather(self.parts.tail)
         kept, out = self._normed
         self.tape.sequence(ACTIVATIONS, kept + out)
-        self.tape.sequence(TEMPORARIES, -self.stream)
-        self.tape.sequence(TEMPORARIES, -self.embedded_held)
+        self.tape.sequence(TEMPORARIES, -self.stream, -self.embedded_held)
         if not self.masks_kept:
             self._hold_masks(-1)
 
@@ -328,14 +327,12 @@ class Step(Wrapping):
         width = loss_width(self.workload, self.settings, self.cluster)
         if self.cut > 1 and self.settings.tp_recompute_allgather:
             whole = self.c * self.tokens * self.model.hidden_size
-            tape.sequence(LOGITS_AND_LOSS, whole)
-            tape.sequence(LOGITS_AND_LOSS, self.c * v)
-            tape.sequence(LOGITS_AND_LOSS, -whole)
+            tape.sequence(LOGITS_AND_LOSS, whole, self.c * v, -whole)
         elif self._gathers:  # a buffer of all parts, and these side by side
             part = self.c * v / self.tp
-            tape.sequence(LOGITS_AND_LOSS, self._head_input + part)
-            tape.sequence(LOGITS_AND_LOSS, 2 * self.c * v)
-            tape.sequence(LOGITS_AND_LOSS, -(part + self.c * v))
+            tape.sequence(
+                LOGITS_AND_LOSS, self._head_input + part, 2 * self.c * v, -(part + self.c * v)
+            )
         else:
             tape.sequence(LOGITS_AND_LOSS, self._head_input + self.c * v)
         if self.casts:
@@ -366,8 +363,7 @@ class Step(Wrapping):
         tape.sequence(LOGITS_AND_LOSS, whole)
         tape.fixed(LOGITS_AND_LOSS if self.casts else GRADIENTS_UNSHARDED, self.c * tail.whole)
         part = (12 if capped else 8) * self.vocabulary / LOSS_PARTS
-        tape.sequence(LOGITS_AND_LOSS, part)
-        tape.sequence(LOGITS_AND_LOSS, -part)
+        tape.sequence(LOGITS_AND_LOSS, part, -part)
         if self.casts:
             tape.sequence(LOGITS_AND_LOSS, -whole)
             tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
@@ -414,19 +410,17 @@ class Step(Wrapping):
             # the head keeps a copy, or nothing; the norm's output ended with the model's forward
             tape.sequence(ACTIVATIONS, -out)
             out = 0.0
-        tape.sequence(LOGITS_AND_LOSS, (2 if apart else 1) * width * v)
-        tape.sequence(LOGITS_AND_LOSS, (-2 if apart else -1) * width * v)
+        tape.sequence(
+            LOGITS_AND_LOSS, (2 if apart else 1) * width * v, (-2 if apart else -1) * width * v
+        )
         if self.c < width:
-            tape.sequence(LOGITS_AND_LOSS, self.c * v)
-            tape.sequence(LOGITS_AND_LOSS, -width * v)
+            tape.sequence(LOGITS_AND_LOSS, self.c * v, -width * v)
         if self.model.fields.get("final_logit_softcapping"):
-            tape.sequence(LOGITS_AND_LOSS, self.c * v)
-            tape.sequence(LOGITS_AND_LOSS, -2 * self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, self.c * v, -2 * self.c * v)
         of_logits = self.c * v
         if self._gathers:  # this rank's part is copied
             of_logits /= self.tp
-            tape.sequence(LOGITS_AND_LOSS, of_logits)
-            tape.sequence(LOGITS_AND_LOSS, -self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, of_logits, -self.c * v)
         self._head_backward(of_logits, kept + out)
 
     def _head_backward(self, of_logits: float, of_norm: float) -> None:
@@ -436,8 +430,7 @@ class Step(Wrapping):
         whole = self.c * self.tokens * self.model.hidden_size
         again = self.cut > 1 and self.settings.tp_recompute_allgather
         if again:
-            tape.sequence(TEMPORARIES, 2 * whole)
-            tape.sequence(TEMPORARIES, -whole)
+            tape.sequence(TEMPORARIES, 2 * whole, -whole)
         if self.tied:  # waits for the embedding's part
             tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.trained.whole)
         else:
@@ -446,12 +439,10 @@ class Step(Wrapping):
             tape.sequence(TEMPORARIES, -whole)
         tape.sequence(TEMPORARIES, whole)
         if self.cut > 1:
-            tape.sequence(TEMPORARIES, whole)
-            tape.sequence(TEMPORARIES, -whole)
+            tape.sequence(TEMPORARIES, whole, -whole)
         tape.sequence(TEMPORARIES, self.stream - whole)
         if self.tp > self.cut:  # the sum over ranks is a new tensor
-            tape.sequence(TEMPORARIES, self.stream)
-            tape.sequence(TEMPORARIES, -self.stream)
+            tape.sequence(TEMPORARIES, self.stream, -self.stream)
         tape.sequence(LOGITS_AND_LOSS, -of_logits - self._head_input)
         if self.casts:
             tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
@@ -508,8 +499,7 @@ class Step(Wrapping):
         if self.masks_kept:
             self._hold_masks(-1)
         if self.embedded_mask:
-            tape.sequence(TEMPORARIES, self.stream)
-            tape.sequence(TEMPORARIES, -self.stream)
+            tape.sequence(TEMPORARIES, self.stream, -self.stream)
             tape.sequence(ACTIVATIONS, -self.embedded_mask)
         if self.frozen:  # only adapters are trained: nothing is reduced of the embedding
             tape.sequence(TEMPORARIES, -self.stream if self.checkpoints else 0.0)
@@ -525,8 +515,9 @@ class Step(Wrapping):
             # the sum of both parts is a third tensor, as it is wherever a dispatch mode looks on
             tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
             tape.sequence(TEMPORARIES, -arriving)
-            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
-            tape.fixed(GRADIENTS_UNSHARDED, -2 * self.w_gradient * tail.whole)
+            tape.fixed(
+                GRADIENTS_UNSHARDED, self.w_gradient * tail.whole, -2 * self.w_gradient * tail.whole
+            )
             if self.whole_waits and not (self.fsdp and self.reduce != self.c):
                 tape.fixed(GRADIENTS_UNSHARDED, -self.w_gradient * tail.whole)
         else:

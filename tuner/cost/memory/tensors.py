@@ -19,8 +19,7 @@ from tuner.model.shape import linears
 
 class Split(Enum):
     """Names what tensor parallelism does with a parameter
-    (``workers/probe/tensor_parallel/plan.py``).
-    """
+    (``workers/probe/tensor_parallel/plan.py``)."""
 
     ROWS = 0  # along dimension 0: output features, or the vocabulary
     COLUMNS = 1  # along dimension 1: input features
@@ -36,8 +35,7 @@ class Tensor(NamedTuple):
 
     def local(self, tp: int) -> "Tensor":
         """Counts the elements that tensor parallelism leaves to rank 0; as ``torch.chunk``, the
-        first is largest.
-        """
+        first is largest."""
         if tp == 1 or self.split is Split.NONE:
             return self
         if self.split is Split.ROWS:

@@ -66,23 +66,26 @@ class Tape:
         self._total, self._slope, self._rising = 0.0, 0.0, True
         self._best: dict[tuple[Phase, int], tuple[float, Moment]] = {}
 
-    def fixed(self, category: int, size: float) -> None:
-        """Bytes that do not depend on the micro-batch; negative where they are freed."""
-        if size < 0:
-            self.note()
-        elif size:
-            self._rising = True
-        self._fixed[category] += size
-        self._total += size
+    def fixed(self, category: int, *sizes: float) -> None:
+        """Bytes that do not depend on the micro-batch, one after another; negative where they are
+        freed."""
+        for size in sizes:
+            self._step(size)
+            self._fixed[category] += size
+            self._total += size
 
-    def sequence(self, category: int, size: float) -> None:
-        """Bytes for each sequence of the micro-batch."""
+    def sequence(self, category: int, *sizes: float) -> None:
+        """The same for each sequence of the micro-batch."""
+        for size in sizes:
+            self._step(size)
+            self._sequence[category] += size
+            self._slope += size
+
+    def _step(self, size: float) -> None:
         if size < 0:
             self.note()
         elif size:
             self._rising = True
-        self._sequence[category] += size
-        self._slope += size
 
     def enter(self, phase: Phase) -> None:
         """Another phase begins; what is held now is in both."""
@@ -196,9 +199,7 @@ class Wrapping:
         if not self.fsdp:
             return
         size = self.c * unit.padded
-        self.tape.fixed(GATHERED_PARAMETERS, size)
-        self.tape.fixed(GATHERED_PARAMETERS, size)
-        self.tape.fixed(GATHERED_PARAMETERS, -self.gathered)
+        self.tape.fixed(GATHERED_PARAMETERS, size, size, -self.gathered)
         self.gathered = size
 
     def release(self, unit: Unit) -> None:
@@ -214,16 +215,14 @@ class Wrapping:
     def take_prefetched(self, unit: Unit) -> None:
         """The prefetched buffer is copied into parameters, and freed."""
         if self.reshards:
-            self.tape.fixed(GATHERED_PARAMETERS, self.c * unit.padded)
-            self.tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
+            self.tape.fixed(GATHERED_PARAMETERS, self.c * unit.padded, -self.c * unit.padded)
 
     def reduce_unit(self, unit: Unit, *, one_weight: bool = False) -> None:
         """After a unit's backward: free its parameters, copy its gradients, reduce them."""
         if not self.fsdp:
             return
         tape = self.tape
-        tape.fixed(GRADIENTS_UNSHARDED, self.c * unit.summed)
-        tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.summed)
+        tape.fixed(GRADIENTS_UNSHARDED, self.c * unit.summed, -self.c * unit.summed)
         tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
         tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
         if not unit.trained.whole:
@@ -241,8 +240,7 @@ class Wrapping:
         own, reduced = self.w * unit.trained.shard, self.reduce * unit.trained.shard
         tape.fixed(GRADIENTS_SHARDED, reduced)
         if self.over_gloo:  # it scatters a copy of what it reduces
-            tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
-            tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
+            tape.fixed(GRADIENTS_UNSHARDED, self.reducing, -self.reducing)
         if self.reduce != self.w:
             tape.fixed(GRADIENTS_SHARDED, own)
         tape.fixed(GRADIENTS_UNSHARDED, -last)

@@ -136,8 +136,11 @@ class _ZeroStep(Step):
     def run(self) -> tuple[Moment, ...]:
         tape, stage, on_device = self.tape, self.stage, not self.offloads
         if stage == 3:
-            tape.fixed(PARAMETERS, self.c * (on_device * self.part + self.persistent))
-            tape.fixed(PARAMETERS, self.c * self.secondary)
+            tape.fixed(
+                PARAMETERS,
+                self.c * (on_device * self.part + self.persistent),
+                self.c * self.secondary,
+            )
             # ``grad_partitions_flat_buffer``, and the bucket of ``_setup_for_real_optimizer``
             tape.fixed(GRADIENTS_SHARDED, on_device * self.c * self.part)
             tape.fixed(DDP_BUCKETS, self.sent * self.zero.reduce_bucket_size)
@@ -238,8 +241,7 @@ class _ZeroStep(Step):
         taken = self.c * size + (self.sent * size if self.sent != self.c else 0)
         if self.stage == 3 and self.sent != self.c:
             taken += self.sent * size  # all gradients are cast, and then put in ranks' order
-        tape.fixed(TEMPORARIES, taken)
-        tape.fixed(TEMPORARIES, -taken)
+        tape.fixed(TEMPORARIES, taken, -taken)
         if self.stage == 2 and not self.has_part and not self.offloads:
             self.has_part = True  # ``grads_in_partition``
             tape.fixed(GRADIENTS_SHARDED, self.c * self.part)
@@ -253,8 +255,11 @@ class _ZeroStep(Step):
         if self.stage >= 2:
             self._reduce()
         else:
-            tape.fixed(TEMPORARIES, self.sent * size if self.stage else self.c * size)
-            tape.fixed(TEMPORARIES, -(self.sent * size if self.stage else self.c * size))
+            tape.fixed(
+                TEMPORARIES,
+                self.sent * size if self.stage else self.c * size,
+                -(self.sent * size if self.stage else self.c * size),
+            )
         if self.stage == 1:
             tape.fixed(GRADIENTS_UNSHARDED, -self.c * self.elements)
             tape.fixed(GRADIENTS_SHARDED, not self.offloads and self.c * self.part)
@@ -282,11 +287,13 @@ class _ZeroStep(Step):
                 own = min(own, self.zero.sub_group_size + ceil(self.widest / self.replicas))
             largest = own
             norm = NORM_BYTES * (self.widest if self.stage < 3 else self.widest / self.replicas)
-            tape.fixed(TEMPORARIES, norm if on_cuda else 0.0)
-            tape.fixed(TEMPORARIES, -norm if on_cuda else 0.0)
+            tape.fixed(TEMPORARIES, norm if on_cuda else 0.0, -norm if on_cuda else 0.0)
             tape.fixed(TEMPORARIES, self.c * own)  # flat
-            tape.fixed(TEMPORARIES, self.master * own if self.master != self.c else 0.0)
-            tape.fixed(TEMPORARIES, -self.c * own if self.master != self.c else 0.0)
+            tape.fixed(
+                TEMPORARIES,
+                self.master * own if self.master != self.c else 0.0,
+                -self.c * own if self.master != self.c else 0.0,
+            )
             if self.stage < 3:  # their source is not needed any more
                 tape.fixed(GRADIENTS_SHARDED, -self.c * self.part)
         tape.fixed(TEMPORARIES, step_bytes(asked, self.cluster, own, largest))

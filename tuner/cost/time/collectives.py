@@ -30,12 +30,7 @@ from tuner.cost.memory.shards import (
     reduced_in,
 )
 from tuner.cost.memory.tensors import buffer_bytes, model_tensors
-from tuner.cost.memory.zero import (
-    ALL_REDUCE_ELEMENTS,
-    DEFAULTS,
-    Zero,
-    stage_of,
-)
+from tuner.cost.memory.zero import ALL_REDUCE_ELEMENTS, DEFAULTS, Zero, stage_of
 
 
 class Op(StrEnum):
@@ -69,11 +64,8 @@ class StepCollective:
 
     @classmethod
     def seen(cls, row: Collective) -> "StepCollective":
-        """What a probe or a dry run saw, in the words of the cost model.
-
-        Raises:
-            ValueError: one that has no price here.
-        """
+        """What a probe or a dry run saw, in the words of the cost model. Raises ValueError: one
+        that has no price here."""
         return cls(
             op=Op(row.op),
             axis=Axis(row.axis),
@@ -247,7 +239,7 @@ def zero_collectives(
 
 
 def _of_ring(workload: Workload, settings: Settings) -> list[StepCollective]:
-    """Context parallelism, as in :meth:`tuner.cost.memory.layers._Layer._ring`: forward of a layer
+    """Context parallelism, as in :meth:`tuner.cost.memory.layers._Layer._fused`: forward of a layer
     gathers keys and values once, which only its first block of attention could hide; so does
     backward, and then sends their gradients in fp32 around the whole ring, block by block."""
     model, cp = workload.model, settings.cp_size

@@ -7,15 +7,13 @@ several nodes lose on each other is contained (:func:`gather_s`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import inf
 
-from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import Settings
+from tuner.core.cluster import Cluster
 from tuner.core.measurement import Phase
-from tuner.core.quantity import Quantity, predicted
-from tuner.cost.constants import Costs, default_costs
-from tuner.cost.memory.shards import Axis, Sizes, axis_sizes
+from tuner.cost.constants import Costs
+from tuner.cost.memory.shards import Axis, Sizes
 from tuner.cost.time.collectives import Op, Overlap, StepCollective
 
 
@@ -137,10 +135,6 @@ class LinkSeconds:
     reductions: float = 0.0  # reductions behind those backward passes that synchronize
     replicas: float = 0.0  # the same between nodes under hybrid sharding: on other links
 
-    def scaled(self, factor: float) -> "LinkSeconds":
-        """On links so many times as slow."""
-        return replace(self, **{name: factor * getattr(self, name) for name in _BESIDE})
-
 
 _BESIDE = tuple(f.name for f in fields(LinkSeconds))
 
@@ -151,43 +145,6 @@ class Computing:
 
     forward: float  # forward, with the loss
     backward: float  # backward, with forward again where activations are checkpointed
-
-    def without(self, copies: "Computing") -> "Computing":
-        """Less copies within it; no more of a phase than half, for copies are not all of it."""
-        return Computing(
-            forward=max(self.forward - copies.forward, self.forward / 2),
-            backward=max(self.backward - copies.backward, self.backward / 2),
-        )
-
-
-def copies_beside_s(
-    collectives: Iterable[StepCollective],
-    settings: Settings,
-    cluster: Cluster,
-    *,
-    bytes_per_s: float | None = None,
-) -> Computing:
-    """Seconds of copies on a rank that is alone, in the place of gathers that computing hides.
-
-    ``workers/probe/group.py`` fills a gathered tensor with one kernel, which reads this rank's part
-    and writes the whole in elements of 16 bytes, nearly at the memory's bandwidth. Kernels
-    of matrices leave no room beside them on an SM (registers, shared memory), so such a copy takes
-    its time from computing although it has a stream of its own. A reduction copies one part of
-    many, which is little. On a CPU all copies are in line with computing, and timed.
-
-    ``bytes_per_s`` is of the memory of the device that made the copies, where that is another kind
-    than the cluster's, and known; memory of unknown bandwidth takes no time.
-    """
-    seconds = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
-    rate = bytes_per_s or cluster.gpu.memory_bytes_per_s
-    if rate is None or cluster.gpu.device is Device.CPU:
-        return Computing(forward=0.0, backward=0.0)
-    sizes = axis_sizes(settings, cluster)
-    for item in collectives:
-        if item.op is Op.ALL_GATHER and item.overlap is Overlap.PREFETCHED:
-            part = item.bytes / axis_group(item.axis, sizes, cluster).ranks
-            seconds[item.phase] += (item.bytes + part) / rate
-    return Computing(forward=seconds[Phase.FORWARD], backward=seconds[Phase.BACKWARD])
 
 
 def link_seconds(
@@ -221,20 +178,13 @@ def link_seconds(
 
 
 def passes_s(
-    computing: Computing,
-    links: LinkSeconds,
-    *,
-    passes: int,
-    synced: int,
-    costs: Costs,
-    joined: int | None = None,
+    computing: Computing, links: LinkSeconds, *, passes: int, synced: int, joined: int, costs: Costs
 ) -> float:
     """Seconds of a step's forward and backward passes, with what computing waits for.
 
     Of the micro-batches, ``passes``, ``synced`` are those whose backward reduces gradients, and
-    ``joined`` of these those that reduce over replicas too (all of them where it is left out).
+    ``joined`` of these those that reduce over replicas too.
     """
-    joined = synced if joined is None else joined
 
     def beside(computing: float, communicating: float) -> float:
         """Both at once: the longer, and what the one loses to the other while both go on."""
@@ -249,42 +199,3 @@ def passes_s(
     backward += (synced - joined) * beside(each, sent)
     backward += joined * beside(each, max(sent, links.replicas / joined))
     return forward + backward + links.exposed
-
-
-def exposed_s(
-    computing: Computing,
-    collectives: Iterable[StepCollective],
-    settings: Settings,
-    cluster: Cluster,
-    *,
-    passes: int,
-    beside: Computing | None = None,
-    costs: Costs | None = None,
-) -> Quantity:
-    """Seconds by which communication makes a step longer than its computing.
-
-    What a collective takes from computing beside it is counted once: copies that stood for it while
-    the step was timed have lengthened that already, and are taken off before the cost model's own
-    share is added. The interval is that of links as much faster and slower as predicted steps that
-    nothing was fitted on; its upper end supposes that those copies cost computing nothing.
-
-    ``computing`` is of the step, as timed; ``beside`` are seconds of copies on the device that ran
-    beside it in the place of collectives.
-    """
-    costs = default_costs() if costs is None else costs
-    links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
-    synced = passes if settings.sync_each_batch else 1
-    joined = 1 if settings.defer_all_reduce else synced
-    alone = computing.forward + computing.backward
-    undisturbed = computing if beside is None else computing.without(beside)
-
-    def longer(found: Computing, factor: float) -> float:
-        slow = links.scaled(factor)
-        taken = passes_s(found, slow, passes=passes, synced=synced, joined=joined, costs=costs)
-        return max(0.0, taken - alone)
-
-    return predicted(
-        longer(undisturbed, 1.0),
-        low=longer(undisturbed, costs.time.unfitted.low),
-        high=longer(computing, costs.time.unfitted.high),
-    )

@@ -1,8 +1,10 @@
 """Seconds that one GPU computes under torch: matrices, attention, traffic of its memory.
 
-nanotron's kernels are priced in ``pipeline.py``, by constants that are fitted to its own runs.
+nanotron's kernels are priced in ``cost/pipeline.py``, by constants that are fitted to its own runs.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import exp
 
@@ -23,6 +25,7 @@ from tuner.cost.memory.shards import (
 )
 from tuner.cost.memory.step import LOSS_PARTS
 from tuner.cost.memory.tensors import counts
+from tuner.cost.time.collectives import StepCollective
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import linears
@@ -341,3 +344,58 @@ def unaligned_more(rate: float, costs: Costs) -> float:
     its weight is no multiple of 8: its kernels load element by element, for tensor cores of an
     older generation."""
     return max(0.0, rate / costs.torch.unaligned_flops_per_s - 1)
+
+
+# A phase, forward with the loss or backward, and a part: layers, or the ends around them.
+Place = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """What the operators of a micro-batch do, as ``workers/probe/dry/work.py`` counts it."""
+
+    product_flops: float  # of matrix products
+    unaligned_flops: float  # of those, whose weights are not aligned
+    product_sides: float  # 2 x tokens x (k + n) of those with weights of k x n
+    attention_flops: float  # of fused attention's forward, less the keys that a causal one skips
+    attention_scores: float  # the same over the channels of a head
+    attention_backward_flops: float
+    attention_backward_scores: float
+    weight_bytes: float  # that products read of weights, or write of their gradients
+    moved_bytes: float  # that all other kernels read and write
+    kernels: float  # that are launched
+    host_bytes: float  # of layers' inputs that go to the host, or come back
+
+
+AMOUNTS = tuple(one.name for one in fields(Amounts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """Holds what dry runs show of an optimizer step's time."""
+
+    amounts: Mapping[Place, Amounts]  # of one micro-batch
+    trained_elements: float  # parameters that have gradients
+    updated_elements: float  # those that this rank's optimizer updates
+    collectives: tuple[StepCollective, ...]  # of the optimizer step
+
+
+def gpu_s(
+    done: Amounts, peak: float, cluster: Cluster, costs: Costs, traffic_factor: float
+) -> float:
+    """Seconds of one GPU, whose memory's rate must be known, with matrices at this peak rate."""
+    memory_rate = cluster.gpu.memory_bytes_per_s
+    assert memory_rate is not None
+    t = costs.torch
+    work = done.product_flops + t.small_dim * done.product_sides
+    if cluster.gpu.device is Device.CPU:  # nothing is known of its kernels beside its products
+        work += done.attention_flops + done.attention_backward_flops
+    else:
+        forward = done.attention_flops + t.attention_dim * done.attention_scores
+        backward = done.attention_backward_flops + t.attention_dim * done.attention_backward_scores
+        work += forward / t.attention_forward + backward / t.attention_backward
+    rate = peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
+    if done.unaligned_flops:
+        work += done.unaligned_flops * unaligned_more(rate, costs)
+    moved = traffic_factor * done.moved_bytes + done.weight_bytes
+    return work / rate + moved / memory_rate

@@ -1,6 +1,6 @@
 """Seconds of a step from what a rehearsed script launched, in its order, on its streams.
 
-Rates and links are those of :mod:`tuner.cost.time.traced` and its neighbours. A stream is a queue,
+Rates and links are those of :mod:`tuner.cost.time.compute` and its neighbours. A stream is a queue,
 and so is the host, which launches one kernel after another and waits where the script does. All
 ranks are taken to do what this one does, at the same time.
 """
@@ -18,8 +18,7 @@ from tuner.core.quantity import UNKNOWN, Quantity, predicted
 from tuner.cost.constants import Costs
 from tuner.cost.time.collectives import Op
 from tuner.cost.time.communication import Group, collective_s
-from tuner.cost.time.compute import LAYER_KERNELS, host_bytes_per_s
-from tuner.cost.time.traced import AMOUNTS, Amounts, gpu_s
+from tuner.cost.time.compute import AMOUNTS, LAYER_KERNELS, Amounts, gpu_s, host_bytes_per_s
 from tuner.serialization import Plain
 
 # Steps that are played one after another: the last one's time is a steady step's.
@@ -128,7 +127,11 @@ def rehearsed_time(
     """
     if missing := _missing(launches, cluster):
         return RehearsedTime(unknown=missing, uncounted=launches.uncounted)
-    host = [_host_s(one, cluster, costs) for one in launches.operators]
+    # the host launches kernels, or does an operator itself as all ranks of the node do with it
+    launch_s, own_rate = costs.torch.layer_host_s, costs.time.host_memory_bytes_per_s
+    host = [one.amounts.get("kernels", 0.0) / LAYER_KERNELS * launch_s
+            + one.amounts.get("on_host_bytes", 0.0) * cluster.gpus_per_node / own_rate
+            for one in launches.operators]  # fmt: skip
     computing = [_operator_s(one, cluster, costs) for one in launches.operators]
     quick = [_operator_s(one, cluster, costs.quickest) for one in launches.operators]
     sending = [collective_s(one.op, one.bytes, one.group, cluster, costs)
@@ -211,14 +214,6 @@ def _operator_s(operator: Operator, cluster: Cluster, costs: Costs) -> float:
     return gpu_s(done, peak, cluster, costs, factor) + done.host_bytes / (
         host_bytes_per_s(cluster) or inf
     )
-
-
-def _host_s(operator: Operator, cluster: Cluster, costs: Costs) -> float:
-    """Seconds of the host: to launch kernels, or to do an operator itself as all ranks of the node
-    do at the same time."""
-    own = operator.amounts.get("on_host_bytes", 0.0) * cluster.gpus_per_node
-    launching = operator.amounts.get("kernels", 0.0) / LAYER_KERNELS * costs.torch.layer_host_s
-    return launching + own / costs.time.host_memory_bytes_per_s
 
 
 class _Link:

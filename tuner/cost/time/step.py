@@ -18,9 +18,10 @@ from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
 from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.optimizers import paged_bytes, update_bytes, update_flops
-from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
+from tuner.cost.memory.shards import COMPUTE_BYTES, WEIGHT_BYTES, Axis, axis_sizes, host_inputs
 from tuner.cost.memory.tensors import trained_elements
 from tuner.cost.memory.zero import DEFAULTS, Zero, plain, stage_of
+from tuner.cost.pipeline import pipeline_seconds, spans_nodes
 from tuner.cost.time.collectives import (
     Op,
     all_reducing_passes,
@@ -38,16 +39,18 @@ from tuner.cost.time.communication import (
     used_groups,
 )
 from tuner.cost.time.compute import (
+    LAYER_KERNELS,
+    TracedStep,
     computed_again,
     ends_compute_s,
+    gpu_s,
     host_bytes_per_s,
     launched,
     layer_backends,
     layer_compute_s,
+    logit_bytes,
     peak_flops_per_s,
 )
-from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
-from tuner.cost.time.traced import TracedStep, traced_computing
 
 
 def sharded_step_s(
@@ -119,7 +122,7 @@ def sharded_step_s(
     if traced is None:
         computed = [_computing(workload, settings, cluster, one) for one in each]
     else:
-        computed = [traced_computing(traced, workload, settings, cluster, one) for one in each]
+        computed = [_traced_computing(traced, workload, settings, cluster, one) for one in each]
     return [
         passes_s(computing, links, passes=passes, synced=synced, joined=joined, costs=costs)
         + (traffic + accumulated) / memory_rate
@@ -160,6 +163,29 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
         forward=forward + ends + copies,
         backward=part(backward * gpu, 2 * host) + recomputed + backward * ends + copies,
     )
+
+
+def _traced_computing(
+    step: TracedStep, workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
+) -> Computing:
+    """The same of what dry runs saw operators do, where no arithmetic knows the model."""
+    passes, t = settings.gradient_accumulation_steps, costs.torch
+    by_turns = cluster.gpu.device is Device.CPU
+    host_rate = host_bytes_per_s(cluster) or inf
+    compute, peak = COMPUTE_BYTES[workload.precision], peak_flops_per_s(workload, cluster)
+    assert peak is not None
+    seconds = dict.fromkeys(("forward", "backward"), 0.0)
+    for (phase, part), done in step.amounts.items():
+        if part == "layers":
+            on_gpu = gpu_s(done, peak, cluster, costs, t.traffic_factor)
+            host = done.kernels / LAYER_KERNELS * t.layer_host_s
+            taken = on_gpu + host if by_turns else max(on_gpu, host)
+            taken += done.host_bytes / host_rate
+        else:  # nearly all of it is logits
+            factor = t.logit_traffic / logit_bytes(compute, 4)
+            taken = gpu_s(done, peak, cluster, costs, factor)
+        seconds[phase] += passes * taken
+    return Computing(forward=seconds["forward"], backward=seconds["backward"])
 
 
 # The GPUs of the runs that constants were fitted on: nanotron's, and FSDP's.

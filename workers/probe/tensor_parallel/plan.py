@@ -50,8 +50,8 @@ def check(model_type: str, config: Any) -> None:
             raise UnsupportedByTensorParallel(f"{field} is {value}: {reason}")
 
 
-# How a decoder may be split, and what its logits are: of this rank's vocabulary, or of all.
-SEQUENCE, SHARDED, GATHERED = "sequence_parallel", "sharded_logits", "gathered_logits"
+# How a decoder may be split; the third way, ``sharded_logits``, leaves ranks their vocabulary's.
+SEQUENCE, GATHERED = "sequence_parallel", "gathered_logits"
 
 
 def parallelize(

@@ -1,4 +1,4 @@
-"""Seconds of nanotron's step: 1F1B over stages, tensor and data parallelism within each.
+"""nanotron's step: how a model is cut into pipeline stages, their memory, and seconds of 1F1B.
 
 A stage's micro-batch takes the longer of the GPU's path (compute, and the tensor-parallel traffic
 that cannot be hidden) and the host's (launching kernels). The pipeline then costs m - 1 times the
@@ -8,23 +8,129 @@ Published runs of one cluster of H100s also stall, for reasons that are not publ
 add is kept apart from the rest (:class:`PipelineSeconds`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, log2
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.measurement import Category
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
-from tuner.cost.memory.pipeline import (
-    Stage,
-    stage_memory,
-    stage_parameters,
-    stages,
-)
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.cost.memory.tensors import counts
 from tuner.cost.time.communication import data_group, gather_s, tensor_group
 from tuner.cost.time.compute import peak_flops_per_s
+from tuner.model import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline stage: its layers and its end pieces."""
+
+    layers: int  # decoder layers
+    embedding: bool  # the token embedding
+    head: bool  # the output head
+    blocks: int  # parts of any kind, also those without parameters; a stage without any cannot run
+
+
+@lru_cache(maxsize=1024)
+def stages(model: ModelConfig, pp_size: int) -> tuple[Stage, ...]:
+    """Stages as nanotron cuts them (``nanotron/models/base.py``, ``build_model``).
+
+    Parts in order go to a stage until it has more than its share of the cost; layers and head
+    cost their parameters, the embedding, the last norm, the cast and the loss nothing.
+    """
+    found = counts(model)
+    parts = [("embedding", 0.0)] + [("layers", found.active)] * model.layers
+    parts += [("norm", 0.0), ("head", float(found.embedding)), ("cast", 0.0), ("loss", 0.0)]
+    total = sum(cost for _, cost in parts)
+    held: list[list[str]] = [[] for _ in range(pp_size)]
+    stage, done = 0, 0.0
+    for name, cost in parts:
+        held[stage].append(name)
+        done += cost
+        if done > total * (stage + 1) / pp_size * (1 + 1e-12) and stage < pp_size - 1:
+            stage += 1
+    return tuple(
+        Stage(
+            layers=names.count("layers"),
+            embedding="embedding" in names,
+            head="head" in names,
+            blocks=len(names),
+        )
+        for names in held
+    )
+
+
+def stage_parameters(model: ModelConfig, stage: Stage) -> float:
+    """Parameters of a stage, before tensor parallelism; a tied head counts beside no embedding."""
+    found = counts(model)
+    head = stage.head and not (model.tied_embeddings and stage.embedding)
+    return stage.layers * found.layer + (stage.embedding + head) * found.embedding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes on one rank of a stage."""
+
+    held: Mapping[Category, float]  # live at the peak of backward
+    late_bytes: float  # freed late, because another stream used it: reserved, not allocated
+
+    @property
+    def reserved_bytes(self) -> float:
+        return sum(self.held.values()) + self.late_bytes
+
+
+def stage_memory(
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, index: int = 0
+) -> StageMemory:
+    """Bytes of stage ``index``; the first usually needs most, having most in flight."""
+    m, model, sizes = costs.memory, workload.model, axis_sizes(settings, cluster)
+    tp = sizes.tp
+    stage = stages(model, settings.pp_size)[index]
+    parameters = stage_parameters(model, stage) / tp
+    shards = sizes.dp if settings.sharding is Sharding.ZERO1 else 1
+    in_flight = min(settings.gradient_accumulation_steps, settings.pp_size - index)
+    tokens = settings.micro_batch_size * workload.sequence_length
+    channels = tokens * model.hidden_size
+    kept = 2.0 * tokens * model.hidden_size / tp  # bytes of one layer and micro-batch
+    if settings.activation_checkpointing is not Checkpointing.FULL:
+        kept = 2.0 * tokens * counts(model).kept / tp
+        if not settings.tp_recompute_allgather and tp > 1:
+            # inputs of two linears stay gathered
+            kept = kept + 2 * 2.0 * tokens * model.hidden_size * (1 - 1 / tp)
+    layers = kept * stage.layers * in_flight
+    carried = m.in_flight_bytes + m.in_flight_sharded_bytes / tp
+    more = m.tp_factor if tp > 1 else 0.0
+    late = 0.0
+    if tp > 1 and settings.pp_size > 1:
+        megabytes = 2e-6 * channels / tp
+        share = 1 / (1 + (m.fragment_from_mb / megabytes) ** 4)
+        late = m.fragment_factor * share * layers
+    elif tp > 1:
+        batches = min(settings.gradient_accumulation_steps, 8) / 8
+        late = m.gathered_bytes * batches * channels
+    gradients = m.accumulated_bytes + m.passing_bytes  # and the buffers of their reduction
+    held = {
+        Category.PARAMETERS: m.weight_bytes * parameters,
+        Category.GRADIENTS_UNSHARDED: gradients * parameters,
+        Category.OPTIMIZER_STATE: m.master_bytes * parameters / shards,
+        Category.ACTIVATIONS: layers * (m.activation_factor + more)
+        + carried * in_flight * channels,
+        Category.LOGITS_AND_LOSS: stage.head * m.logit_bytes * tokens * model.vocab_size / tp,
+    }
+    return StageMemory(held=held, late_bytes=late)
+
+
+def refused(workload: Workload, settings: Settings) -> str:
+    """Why nanotron cannot run these settings, or nothing."""
+    if settings.gradient_accumulation_steps < settings.pp_size - 1:
+        return "1F1B needs at least pp_size - 1 micro-batches"
+    if not all(stage.blocks for stage in stages(workload.model, settings.pp_size)):
+        return "a pipeline stage is left without any part of the model"
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
