@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,11 +50,6 @@ def read_documents(field: str, text: str) -> dict[str, object]:
         raise UsageError(field, text, f"{allowed}: {error}") from error
 
 
-def read_tags(field: str, texts: Sequence[str]) -> dict[str, str]:
-    """Labels of a study; one without a value is empty."""
-    return {name: text or "" for name, text in parse_labels(field, texts).items()}
-
-
 def read_knobs(texts: Iterable[str]) -> dict[str, list[str]]:
     """Allowed values by knob; the request checks them."""
     found: dict[str, list[str]] = {}
@@ -80,7 +75,8 @@ READ: Mapping[str, Callable[[str, Any], Any]] = {
     "documents": read_documents,
     "framework_version": lambda field, texts: parse_stated_versions(texts),
     "knob": lambda field, texts: read_knobs(texts),
-    "label": read_tags,
+    # of a study; one without a value is empty
+    "label": lambda field, texts: {n: v or "" for n, v in parse_labels(field, texts).items()},
     "max_gpu_seconds": read_seconds,
     "memory_limit": lambda field, text: read_size(field, text) / 2**30,
 }

@@ -42,7 +42,7 @@ from tuner.launchfiles.contract import (
     sync_acts,
     yaml_text,
 )
-from tuner.launchfiles.fields import Fields, Found, known_fields
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fsdp import (
     is_passed_over,
     optimizer_call,
@@ -451,6 +451,9 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
     if str(values.get("distributed_type")).lower() == "deepspeed":
         return filled.tuned_by_accelerate(question, settings, values)
     return configuration(question, settings)
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)
 
 
 def script(question: Question, settings: Settings) -> str:

@@ -14,7 +14,7 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles import deepspeed as engine
-from tuner.launchfiles.fields import Fields, Found, known_fields
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fine_tuning import (
     adapter,
     deepspeed,
@@ -259,3 +259,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
             **({"activation_checkpointing": recomputes} if by_fsdp else {}),
         }
     return found
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)

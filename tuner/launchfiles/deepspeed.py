@@ -31,7 +31,7 @@ from tuner.launchfiles.contract import (
     told,
     written,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 from tuner.launchfiles.fsdp import DTYPES, weights
 
 FILE_NAME = "deepspeed.json"
@@ -385,6 +385,9 @@ def _read_precision(fields: Fields) -> tuple[str, ...]:
     return ("bf16" if all(narrow.values()) else "bf16_mixed",)
 
 
-def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say the settings, in a file that has ``values``."""
-    return configuration(question, settings)
+READER = Reader(
+    name=NAME,
+    marks=MARKS,
+    read=read,
+    tuned=lambda question, settings, values: configuration(question, settings),
+)

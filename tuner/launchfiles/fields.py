@@ -2,7 +2,7 @@
 
 import sys
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -235,3 +235,17 @@ class Found:
     def notes_beside(self, knobs: Collection[str]) -> tuple[str, ...]:
         """The notes, with what is taken for granted of other knobs than these."""
         return (*self.notes, *(one for name, one in self.assumed.items() if name not in knobs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads one program's files, and says what an answer changes in them. Both are pure."""
+
+    name: str
+    marks: frozenset[str] = frozenset()
+    """Fields that other files do not have."""
+    read: Callable[[Mapping[str, Any]], Found]
+    """Raises ``UsageError`` for a field."""
+    tuned: Callable[[Question, Settings, Mapping[str, Any]], dict[str, Any]] | None = None
+    """The fields that say the settings, in a file that has these values; ``None`` of files that are
+    exported anew."""

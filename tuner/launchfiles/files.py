@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from types import ModuleType
 from typing import Any
 
 import tomlkit
@@ -28,17 +27,16 @@ from tuner.launchfiles import (
     accelerate,
     axolotl,
     deepspeed,
-    llama_factory,
+    fine_tuning,
     nanotron,
     settings_json,
     torch_module,
     torchtitan,
     trainer,
-    trl,
 )
 from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment, variables
 from tuner.launchfiles.editing import edited, spliced
-from tuner.launchfiles.fields import Found
+from tuner.launchfiles.fields import Found, Reader
 from tuner.launchfiles.filled import FILE
 from tuner.launchfiles.flags import edit_flags, parse_flags, refuse_launched
 
@@ -163,11 +161,11 @@ def syntax_of(path: str) -> Syntax:
     return _BY_ENDING.get(PurePath(path).suffix.lower(), YAML)
 
 
-_PROGRAMS = (axolotl, llama_factory, trl)
+_PROGRAMS = (axolotl.READER, fine_tuning.LLAMA_FACTORY, fine_tuning.TRL)
+_LAUNCHERS = (accelerate, trainer, deepspeed, nanotron, torchtitan, settings_json)
 # The reader of each format.
-READERS: Mapping[str, ModuleType] = {
-    module.NAME: module
-    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, settings_json)
+READERS: Mapping[str, Reader] = {
+    one.name: one for one in (*_PROGRAMS, *(module.READER for module in _LAUNCHERS))
 }
 # Of a file; configurations have some kilobytes.
 LARGEST_BYTES = 2**20
@@ -303,7 +301,7 @@ def read_text(
     elif syntax is FLAGS and told is None:
         refuse_launched(text)
     if format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
-        format_name = trl.NAME
+        format_name = fine_tuning.TRL.name
     name = format_name or format_of(values, path)
     values, other = _with_other(values, path, other, reads_others=reads_others)
     found = READERS[name].read(values)
@@ -549,7 +547,7 @@ def format_of(values: Mapping[str, Any], path: str) -> str:
     Raises:
         UsageError: it is like none of them, or like several.
     """
-    like = [name for name, reader in READERS.items() if reader.MARKS & values.keys()]
+    like = [name for name, reader in READERS.items() if reader.marks & values.keys()]
     # programs hand the Trainer its arguments, and some have each other's
     if len(like) == 1 or (like and READERS[like[0]] in _PROGRAMS):
         return like[0]

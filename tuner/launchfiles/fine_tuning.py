@@ -1,18 +1,28 @@
-"""What files of fine-tuning programs say alike: adapters, optimizers, another engine."""
+"""Files of fine-tuning programs: adapters, optimizers and another engine, which all say alike, and
+those of LLaMA-Factory and TRL, which are ``TrainingArguments`` and more.
+
+Fields are those of LLaMA-Factory 0.9.4 (``src/llamafactory/hparams/``): layers are checkpointed
+unless that is turned off (``disable_gradient_checkpointing`` in model_args.py), and what is trained
+is kept in fp32 unless ``pure_bf16`` (``init_adapter`` in model/adapter.py). TRL's are of 1.14, in
+YAML or as a script's command line: ``SFTConfig`` in trl/trainer/sft_config.py, whose defaults
+differ from ``TrainingArguments`` in that layers are checkpointed and numbers are bf16, and
+``ModelConfig`` in trl/trainer/model_config.py.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from tuner.core.adapter import ALL_LINEAR
-from tuner.core.configuration import Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles import trainer
-from tuner.launchfiles.fields import ABSENT, Fields, Found, known_fields
+from tuner.launchfiles.fields import ABSENT, Fields, Found, Reader, known_fields
 
 OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
 
@@ -92,18 +102,14 @@ def adapter(
     return found
 
 
-def pass_over_known(fields: Fields) -> None:
-    """Notes the fields that are there which no figure counts."""
+def _pass_over_known(fields: Fields) -> None:
     for name, effect in uncounted().items():
         if name in fields and fields.values[name] not in (False, "false", "none", 0):
             fields.pass_over(name, effect)
 
 
-def packed(fields: Fields, is_packed: bool, variant: str, name: str, value: object) -> Any:
-    """What packs documents; of rows that are ``is_packed`` without a ``variant`` a field is noted
-    by which they are."""
-    if not is_packed:
-        return None
+def _packed(fields: Fields, variant: str, name: str, value: object) -> dict[str, str] | None:
+    """What packs documents; without a ``variant`` a field is noted by which they are one."""
     if variant:
         return {"variant": variant}
     effect = "documents of a row see each other: counted as one, which they are there"
@@ -111,7 +117,7 @@ def packed(fields: Fields, is_packed: bool, variant: str, name: str, value: obje
     return None
 
 
-def of_trainer(
+def _of_trainer(
     fields: Fields,
     *,
     format_name: str,
@@ -122,22 +128,11 @@ def of_trainer(
     packing: Mapping[str, Any] | None,
     mixes: bool,
     bf16: bool = False,
-    reads: frozenset[str],
+    reads: Collection[str],
 ) -> Found:
-    """What a file of ``TrainingArguments`` and more says.
-
-    Args:
-        fields: the file's.
-        format_name: whose file it is.
-        knobs: those that the program says in its own way.
-        model: its name.
-        length: tokens of a sequence.
-        adapter: what is trained in the model's place.
-        packing: how documents lie in a sequence.
-        mixes: whether what is trained is kept in fp32.
-        bf16: whether numbers are bf16 unless that is said.
-        reads: fields that the program has beside the Trainer's, and that are looked at.
-    """
+    """What a file of ``TrainingArguments`` and more says: ``knobs`` in the program's own way, what
+    is kept in fp32 if it ``mixes``, numbers in ``bf16`` unless that is said, and the fields that it
+    ``reads`` beside the Trainer's."""
     known = known_fields()["trainer"]
     fields.refuse_misspelt({*reads, *known["read"], *known["refused"], *uncounted()})
     own = {
@@ -237,3 +232,132 @@ def deepspeed(fields: Fields) -> dict[str, Any]:
         fields.pass_over("zero_optimization.offload_optimizer", effect, "cpu")
         offloads = False
     return {"sharding": str(kind), "cpu_offload": offloads}
+
+
+def _read_llama_factory(values: Mapping[str, Any]) -> Found:
+    fields = Fields(values)
+    _pass_over_known(fields)
+    if str(fields.values.get("stage") or "sft") not in ("sft", "pt"):
+        fields.pass_over("stage", OTHER_STEP, rules_out=True)
+    kind = str(fields.values.get("finetuning_type") or "lora").lower()
+    if kind == "freeze":
+        fields.pass_over("finetuning_type", uncounted()["use_badam"], kind)
+    elif kind not in ("lora", "full"):
+        effect = "this adapter is not predicted, and counted as lora"
+        fields.pass_over("finetuning_type", effect, kind)
+    is_whole, bits = kind in ("full", "freeze"), fields.values.get("quantization_bit")
+    trained = None
+    if not is_whole:
+        rank = fields.whole("lora_rank", 8) or 8
+        trained = adapter(
+            fields,
+            four_bits=bits == 4,
+            eight_bits="quantization_bit" if bits == 8 else "",
+            double=fields.flag("double_quantization", default=True),
+            rank="lora_rank",
+            saved="additional_target",
+            defaults=(8, 2 * rank, 0.0),
+            targets="lora_target",
+        )
+    neat = fields.flag("neat_packing")
+    packing = None
+    if neat or fields.flag("packing"):
+        packing = _packed(fields, "block_diagonal" if neat else "", "packing", True)
+    checkpoints = not fields.flag("disable_gradient_checkpointing")
+    full = str(Checkpointing.FULL if checkpoints else Checkpointing.NONE)
+    return _of_trainer(
+        fields,
+        format_name="llama-factory",
+        knobs={"activation_checkpointing": full},
+        model=fields.text("model_name_or_path"),
+        length=fields.whole("cutoff_len", 2048),
+        adapter=trained,
+        packing=packing,
+        mixes=not fields.flag("pure_bf16"),
+        reads=known_fields()["llama-factory"]["read"],
+    )
+
+
+def _read_trl(values: Mapping[str, Any]) -> Found:
+    fields = Fields(values)
+    _pass_over_known(fields)
+    for name in known_fields()["trl"]["others"]:
+        if name in fields and fields.values[name] not in ("nll", "dft", "chunked_nll"):
+            fields.pass_over(name, OTHER_STEP, rules_out=True)
+    trained = None
+    four, eight = fields.flag("load_in_4bit"), fields.flag("load_in_8bit")
+    if fields.flag("use_peft"):
+        trained = adapter(
+            fields,
+            four_bits=four,
+            eight_bits="load_in_8bit" if eight else "",
+            double=fields.flag("use_bnb_nested_quant"),
+            rank="lora_r",
+            saved="lora_modules_to_save",
+            defaults=(16, 32, 0.05),
+            targets="lora_target_modules",
+        )
+    keeps_apart = str(fields.values.get("packing_strategy") or "bfd").startswith("bfd")
+    packing = None
+    if fields.flag("packing"):
+        packing = _packed(fields, "varlen" if keeps_apart else "", "packing_strategy", "wrapped")
+    is_on = fields.flag("gradient_checkpointing", default=True)
+    knobs = (
+        {}
+        if "gradient_checkpointing_kwargs" in fields
+        else {"activation_checkpointing": str(Checkpointing.FULL if is_on else Checkpointing.NONE)}
+    )
+    return _of_trainer(
+        fields,
+        format_name="trl",
+        knobs=knobs,
+        model=fields.text("model_name_or_path"),
+        length=fields.whole("max_length", 1024),
+        adapter=trained,
+        packing=packing,
+        mixes=str(fields.values.get("dtype", fields.values.get("torch_dtype"))) != "bfloat16",
+        bf16=not fields.flag("fp16"),
+        reads=known_fields()["trl"]["read"],
+    )
+
+
+def _arguments(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments that say the settings, in a file that has ``values``."""
+    # layers are checkpointed where no field says otherwise; figures are of torch's own sharding
+    arguments = {"gradient_checkpointing": True, **values, "deepspeed": None}
+    engine.check_sizes(values.get("deepspeed"), settings.all_values(), "the answer says")
+    return trainer.tuned(question, settings, arguments)
+
+
+def _tuned_llama_factory(
+    question: Question, settings: Settings, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    found = _arguments(question, settings, values)
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        found.pop(name, None)
+        found.pop(f"{name}_kwargs", None)
+    none = settings.activation_checkpointing is Checkpointing.NONE
+    return {**found, "disable_gradient_checkpointing": none or None}
+
+
+def _tuned_trl(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    found = _arguments(question, settings, values)
+    renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
+    return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}
+
+
+LLAMA_FACTORY = Reader(
+    name="llama-factory",
+    marks=frozenset({"finetuning_type", "cutoff_len"}),
+    read=_read_llama_factory,
+    tuned=_tuned_llama_factory,
+)
+TRL = Reader(
+    name="trl",
+    marks=frozenset({
+        "max_length", "use_peft", "packing", "padding_free", "assistant_only_loss",
+        "completion_only_loss",
+    }),
+    read=_read_trl,
+    tuned=_tuned_trl,
+)  # fmt: skip

@@ -18,37 +18,13 @@ from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles.contract import reduced_in
 from tuner.launchfiles.fields import Fields
 from tuner.model import ModelConfig
-
-# Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
-# ``_no_split_modules``.
-LAYER_CLASSES: Mapping[str, str] = {
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "mixtral": "MixtralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen2_moe": "Qwen2MoeDecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-    "gemma": "GemmaDecoderLayer",
-    "gemma2": "Gemma2DecoderLayer",
-    "gemma3_text": "Gemma3DecoderLayer",
-    "phi": "PhiDecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "gpt2": "GPT2Block",
-    "gpt_bigcode": "GPTBigCodeBlock",
-    "gpt_neox": "GPTNeoXLayer",
-    "granite": "GraniteDecoderLayer",
-    "granitemoe": "GraniteMoeDecoderLayer",
-    "mpt": "MptBlock",
-    "olmo2": "Olmo2DecoderLayer",
-    "smollm3": "SmolLM3DecoderLayer",
-}
+from tuner.model.fields import ARCHITECTURES, OTHER
 
 
 def layer_class(model: ModelConfig) -> str:
     """The class of a model's blocks; empty where it is not known."""
     known = model.known_type
-    return known.layer if known is not None else LAYER_CLASSES.get(model.model_type, "")
+    return known.layer if known is not None else ARCHITECTURES.get(model.model_type, OTHER).layer
 
 
 # Number formats as Python names them.

@@ -28,7 +28,7 @@ from tuner.launchfiles.contract import (
     yaml_text,
 )
 from tuner.launchfiles.editing import merged
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 
 FILE_NAME = "nanotron.yaml"
 _OPTIMIZERS = {Optimizer.ADAMW: "adamW", Optimizer.SGD: "sgd"}
@@ -245,6 +245,9 @@ def _required(fields: Fields, name: str) -> int:
     return size
 
 
-def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say the settings, in a file that has ``values``."""
-    return configuration(question, settings)
+READER = Reader(
+    name=NAME,
+    marks=MARKS,
+    read=read,
+    tuned=lambda question, settings, values: configuration(question, settings),
+)

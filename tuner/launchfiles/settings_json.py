@@ -7,7 +7,7 @@ from typing import Any
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
 from tuner.launchfiles.contract import About, Format, Stack
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 from tuner.model.shape import shown_question
 
 
@@ -53,3 +53,6 @@ def read(values: Mapping[str, Any]) -> Found:
     may["framework_versions"] = (framework.part("versions").values,)
     knobs = Settings.from_dict(fields.part("settings").values).as_dict()
     return Found(format_name=NAME, knobs=knobs, may=may)
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read)

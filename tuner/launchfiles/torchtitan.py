@@ -29,7 +29,7 @@ from tuner.launchfiles.contract import (
     reduced_in,
     sync_acts,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Reader
 from tuner.launchfiles.fsdp import reshards, weights
 from tuner.model import ModelConfig, published_model
 
@@ -260,7 +260,6 @@ FORMAT = Format(
 
 
 NAME = "torchtitan"
-MARKS: frozenset[str] = frozenset()  # it alone is TOML, or Python
 _FREE: Mapping[str, tuple[Any, ...]] = {
     "sharding": ("ddp", "shard_grad_op", "full_shard"), "tp_size": (), "micro_batch_size": (),
     "gradient_accumulation_steps": (), "activation_checkpointing": ("none", "full"),
@@ -372,3 +371,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         full = settings.activation_checkpointing is Checkpointing.FULL
         found["activation_checkpoint"] = {"mode": "full" if full else "none"}
     return found
+
+
+READER = Reader(name=NAME, read=read, tuned=tuned)  # it alone is TOML, or Python

@@ -41,7 +41,7 @@ from tuner.launchfiles.contract import (
     reduced_in,
     versions_text,
 )
-from tuner.launchfiles.fields import Fields, Found, known_fields
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fsdp import (
     DTYPES,
     ddp_reduce_dtype,
@@ -551,3 +551,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         recomputes = options.pop("activation_checkpointing")  # the Trainer takes one of the two
         found |= {name: found[name] or recomputes for name in _BY_MODEL if name in found}
     return {name: found[name] for name in _TUNED if name in found}
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)

@@ -125,56 +125,27 @@ class Architecture:
     mlp_bias: bool | str = False
     head_bias: bool = False  # whether the output head has a bias
     gated: bool = True  # whether the MLP has three matrices (gate, up, down) or two
+    layer: str = ""  # class of its blocks, which FSDP shards one by one (``_no_split_modules``)
+    # Modules in ``modeling_<model_type>.py`` of transformers 5.23: of the token embedding, of
+    # attention and of the MLP; what leads out of a block comes last.
+    embedding_name: str = "embed_tokens"
+    attention_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     harmless: frozenset[str] = frozenset()  # names that transformers 5 does not read in this type
 
 
 # Names that are dropped, and names that are refused
 
+_DATA = json.loads(files("tuner.model").joinpath("architectures.json").read_text("utf-8"))
+
 # Names of published files that change neither shape nor compute of a training step, or that
 # transformers 5 does not read: dropped. The weights of a probe are random, so how the published
 # ones were initialized does not matter either.
-HARMLESS = frozenset(
-    """
-    _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _from_model_config _name_or_path
-    architectures assistant_confidence_threshold assistant_lookbehind bad_words_ids
-    begin_suppress_tokens cache_implementation classifier_dropout decoder_start_token_id
-    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size
-    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
-    finetuning_task flash_attn flash_rotary forced_bos_token_id forced_eos_token_id fused_dense
-    gradient_checkpointing id2label initializer_range is_assistant is_decoder is_llama_config
-    label2id length_penalty max_length max_new_tokens max_sequence_length max_window_layers
-    min_length model_max_length name_or_path neftune_noise_alpha no_repeat_ngram_size
-    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams num_labels
-    num_return_sequences original_max_position_embeddings output_attentions output_hidden_states
-    output_scores prefix pretraining_tp problem_type remove_invalid_values repetition_penalty
-    return_dict return_dict_in_generate rope_interleaved sep_token_id seq_length
-    sliding_window_size suppress_tokens target_lookbehind task_specific_params temperature
-    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
-    use_return_dict
-    """.split()  # noqa: SIM905
-)
+HARMLESS = frozenset(_DATA["harmless"])
 
 # Names that are dropped when they hold this value, in types without such a field; with any other
 # value the model would be another one.
-ONLY: Mapping[str, Any] = {
-    "add_cross_attention": False,
-    "attention_bias": False,
-    "chunk_size_feed_forward": 0,
-    "full_attn_mod": 1,
-    "interpolate_factor": 1,
-    "is_encoder_decoder": False,
-    "lm_head_bias": False,
-    "mlp_bias": False,
-    "qk_layernorm": False,
-    "qkv_bias": False,
-    "tie_encoder_decoder": False,
-    "use_bidirectional_attention": False,
-    "use_mrope": False,
-    "use_parallel_residual": False,
-    "use_qk_norm": False,
-    "use_sliding_window": False,
-}
+ONLY: Mapping[str, Any] = _DATA["only"]
 
 _CODE = "is refused: it names code, and models are built from transformers' own; remove it"
 # Names that are refused whatever they hold, unless it is null or empty.
@@ -190,25 +161,10 @@ REFUSED: Mapping[str, str] = {
 
 # Implementations that a file may name; the name is dropped, since the probe program chooses its
 # own. Anything else, such as ``org/repo``, would have transformers fetch and run code.
-IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
-    "attn_implementation": (
-        "eager",
-        "sdpa",
-        "flash_attention_2",
-        "flash_attention_3",
-        "flash_attention_4",
-        "flex_attention",
-    ),
-    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
-}
+IMPLEMENTATIONS: Mapping[str, Sequence[str]] = _DATA["implementations"]
 
 # Keys of transformers' ``ACT2FN`` whose function has no parameters of its own.
-ACTIVATIONS = tuple(
-    """
-    gelu gelu_10 gelu_accurate gelu_fast gelu_new gelu_python gelu_python_tanh gelu_pytorch_tanh
-    hardswish leaky_relu linear mish quick_gelu relu relu2 relu6 sigmoid silu swish tanh
-    """.split()  # noqa: SIM905
-)
+ACTIVATIONS = tuple(_DATA["activations"])
 
 # What MPT's own ``attn_config`` may hold without being another model; ``attn_pdrop`` and others of
 # ``MptAttentionConfig`` that transformers does not read, or that must be as they are here.
@@ -303,8 +259,10 @@ def _read_architectures() -> Mapping[str, Architecture]:
     names, ``kinds`` those that are not by a field's name; all else is of :class:`Architecture`.
     """
     found = {}
-    text = files("tuner.model").joinpath("architectures.json").read_text("utf-8")
-    for model_type, one in json.loads(text).items():
+    for model_type, given in _DATA["types"].items():
+        one: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
+        }
         also, kinds = one.pop("also", {}), one.pop("kinds", {})
         fields = {}
         for name, default in one.pop("fields").items():
@@ -322,3 +280,5 @@ def _read_architectures() -> Mapping[str, Architecture]:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = _read_architectures()
+# Of any other type only names are taken for granted.
+OTHER = Architecture(fields={})

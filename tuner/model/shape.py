@@ -30,7 +30,7 @@ from tuner.model.checks import (
     sparse_layers,
     text_of,
 )
-from tuner.model.fields import ARCHITECTURES, POSITIONS
+from tuner.model.fields import ARCHITECTURES, OTHER, POSITIONS
 
 # Published ``config.json`` files have a few kB; no more than this is read.
 LARGEST_FILE_BYTES = 2**20
@@ -500,34 +500,17 @@ class Linear(NamedTuple):
     outputs: int
 
 
-# Names in ``modeling_<model_type>.py`` of transformers 5.23, of attention and of the MLP: what
-# leads out of a block comes last.
-_USUAL = (("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj"))
-_NAMES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "phi": (("q_proj", "k_proj", "v_proj", "dense"), ("fc1", "fc2")),
-    "phi3": (("qkv_proj", "o_proj"), ("gate_up_proj", "down_proj")),
-    "gpt2": (("c_attn", "c_proj"), ("c_fc", "c_proj")),
-    "gpt_bigcode": (("c_attn", "c_proj"), ("c_fc", "c_proj")),
-    "mpt": (("Wqkv", "out_proj"), ("up_proj", "down_proj")),
-    "gpt_neox": (("query_key_value", "dense"), ("dense_h_to_4h", "dense_4h_to_h")),
-}
-
-
-# Of the token embedding and the output head.
-_EMBEDDINGS = {**dict.fromkeys(("gpt2", "gpt_bigcode", "mpt"), "wte"), "gpt_neox": "embed_in"}
-
-
 def end_names(model: ModelConfig) -> tuple[str, str]:
     """Names of the modules of the token embedding and of the output head."""
-    return _EMBEDDINGS.get(model.model_type, "embed_tokens"), "lm_head"
+    return ARCHITECTURES.get(model.model_type, OTHER).embedding_name, "lm_head"
 
 
 def attention_names(model: ModelConfig) -> tuple[str, ...]:
-    return _NAMES.get(model.model_type, _USUAL)[0]
+    return ARCHITECTURES.get(model.model_type, OTHER).attention_names
 
 
 def mlp_names(model: ModelConfig) -> tuple[str, ...]:
-    return _NAMES.get(model.model_type, _USUAL)[1]
+    return ARCHITECTURES.get(model.model_type, OTHER).mlp_names
 
 
 def linears(model: ModelConfig) -> tuple[Linear, ...]:

@@ -73,6 +73,19 @@ def test_an_answer_is_short_to_look_at_and_can_be_sent_to_another_process(asked,
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_a_file_in_use_is_dry_run_as_it_is_today_and_at_its_best(tiny, cli, tmp_path, preloading):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("{distributed_type: FSDP, num_processes: 2, fsdp_config: {fsdp_version: 2}}")
+    place = ["--model", tiny, "--cluster", "2xa100-80gb", "--framework", "accelerate"]
+    place += ["--global-batch-size", "8", "--sequence-length", "32", "--fidelity", "predicted"]
+    today = ["--settings", "micro_batch_size=2,sync_each_batch=true"]
+    found = cli("suggest", "--from", str(path), *place, *today, "--json")
+    assert found.code == 0, found.err
+    assert found.json["best"]["memory"]["basis"] == "dry_run"
+    today = found.json["from"]["today"]["prediction"]
+    assert today["memory"]["basis"] == "dry_run"
+
+
 def test_no_answer_is_an_error_with_what_is_known(asked, tmp_path, preloading):
     path = tmp_path / "a.yaml"
     place = {"cluster": "2xa100-80gb", "fidelity": "predicted", "memory_limit_gib": 0.001}
@@ -98,7 +111,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tm
     mark = tmp_path / "up"
     text = f"open({str(mark)!r}, 'w').write(str(__import__('os').getpid()))\n{SLEEPS}"
     argv = [sys.executable, "-P", "-c", text]
-    monkeypatch.setattr("tuner.client.local.worker_argv", lambda study_id, **_: argv)
+    monkeypatch.setattr("tuner.client.local.worker_argv", lambda study_id, probing: argv)
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
 
     def interrupt():

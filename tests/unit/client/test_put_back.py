@@ -8,13 +8,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.client.from_file import AsFast, Written, as_fast, changed_files, patched, put_back
+from tests.unit.launchfiles.cases import ABOUT, EXAMPLES
+from tuner.client.from_file import (
+    AsFast,
+    Written,
+    as_fast,
+    changed_files,
+    patched,
+    put_back,
+    put_into,
+)
 from tuner.client.from_file import read_question as question_of
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Provenance, Quantity
 from tuner.errors import TunerError, UsageError
-from tuner.launchfiles.files import open_file
+from tuner.launchfiles import export
+from tuner.launchfiles.files import open_file, read_text
 
 MARK = b"\xef\xbb\xbf"
 
@@ -191,3 +201,10 @@ def test_why_a_file_is_kept(rate, spread, why):
         seen=SimpleNamespace(figures=own),
     )  # fmt: skip
     assert as_fast(now, figures(rate), 0.01) is why
+
+
+def test_a_file_for_programs_is_exported_anew():
+    question, settings = EXAMPLES["json"].parts()
+    opened = read_text(export("json", question, settings, ABOUT), "tuned.json")
+    with pytest.raises(UsageError, match="is of json, which is not changed: export the answer"):
+        put_into(opened, "tuned.json", settings.as_dict(), question, settings)
