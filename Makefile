@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
-.PHONY: bench-adapters bench-adapter-probes bench-from-axolotl bench-search bench-replay-costs
+.PHONY: bench-order bench-adapters bench-adapter-probes bench-from-axolotl bench-search bench-replay-costs
 .PHONY: bench-service bench-scale bench-pages
 .PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel bench-zero gpu-smoke bench-gpu bench-cuda-allocator bench-rehearsed bench-rehearsed-time bench-rehearsed-gpu bench-knobs docs
 .PHONY: bench-attack evidence screenshots lock
@@ -100,6 +100,10 @@ bench-predict: $(INSTALLED)  ## how good and how fast predictions are (under 15 
 
 bench-times: $(INSTALLED)  ## step times against published runs, by arithmetic (a minute)
 	@$(BIN)/python benchmarks/times.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-order: $(INSTALLED)  ## how often a predicted lead is a real one, in published sweeps (seconds)
+	@$(BIN)/python benchmarks/order.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-adapters: $(INSTALLED)  ## full fine-tuning and LoRA against published runs, by arithmetic (seconds)

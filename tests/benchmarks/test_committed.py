@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.core.quantity import Provenance, Quantity
+from tuner.explain.brief import REAL_LEADS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -34,6 +35,11 @@ def test_every_result_says_when_where_and_what_was_asked_of_it(benchmark):
         for goal in found["goals"]:
             again = judge(name=goal["name"], goal=goal["goal"], value=goal["value"])
             assert goal["met"] is again.met, goal["name"]
+
+
+def test_an_answer_quotes_the_share_of_leads_that_were_real():
+    rows = [row for row in result("order")["rows"] if row["table"] == "all"]
+    assert {row["lead_from"]: round(row["right"], 2) for row in rows} == REAL_LEADS
 
 
 @pytest.mark.parametrize(

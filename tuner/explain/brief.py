@@ -56,6 +56,9 @@ BASES: Mapping[Basis, str] = {
     Basis.DRY_RUN: "dry run",
     Basis.ARITHMETIC: "arithmetic",
 }
+# Of two published runs of one workload, which the cost model sets apart by a lead of so much or
+# more: how often the one that it calls faster is (``benchmarks/results/order.json``).
+REAL_LEADS: Mapping[float, float] = {0.5: 0.93, 0.2: 0.79, 0.1: 0.70, 0.05: 0.61, 0.0: 0.56}
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
     "passed": "Checked: a small copy of the model trains the same as on one process.",
@@ -248,10 +251,7 @@ def _why(
         lighter = "is no lighter" if is_one else "are no lighter"
         yield f"As fast as {probes_text(fact['probes'])}{more}, which {lighter}."
     if fact := facts.get("next_best"):
-        second, change = fact["second"], fact["change"]
-        if isinstance(change, Mapping):
-            change = change["ratio"]
-        yield f"Second: {_other(second, best, change)}."
+        yield f"Second: {_other(fact['second'], best, 1 + _lead(fact))}."
     elif "no_other" in facts:
         yield "Nothing else that fits was timed to the end."
     if fact := facts.get("adapter_trained"):
@@ -270,6 +270,13 @@ def _why(
     if fact := facts.get("memory_peak"):
         parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
         yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
+
+
+def _lead(second: PlainFact) -> float:
+    """The part of the best's step by which the next one's is longer."""
+    change = second["change"]
+    ratio: float = change["ratio"] if isinstance(change, Mapping) else change
+    return ratio - 1
 
 
 def _reductions(fact: PlainFact, changes: Sequence[PlainFact]) -> Iterator[str]:
@@ -339,7 +346,11 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     step = best.step_time_s
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
-        yield f"Trust the ranking; absolute speed may be off (-{low} to +{high})."
+        rank, second = "Speeds are a ranking", facts.get("next_best")
+        if (lead := _lead(second) if second else 0.0) > 0:
+            times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
+            rank = f"A predicted lead of {share_text(lead)} is real about {times:.0f} times in 100"
+        yield f"{rank}; absolute speed may be off (-{low} to +{high})."
     if fact := facts.get("nothing_measured"):
         yield f"Not measured: {fact['how']}."
     if "may_not_fit" in facts:

@@ -145,7 +145,12 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     found = told(how, best=best, fidelity=Fidelity.PREDICTED)
     assert found.title == "Answer"
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
-    assert found.sure[0] == "Trust the ranking; absolute speed may be off (-50% to +25%)."
+    assert found.sure[0] == "Speeds are a ranking; absolute speed may be off (-50% to +25%)."
+    second = {"step_time_s": {"value": 2.0}, "needed_gib": {"value": 1.0}, "settings": {}}
+    for ratio, times in ((1.014, 56), (1.3, 79), (2.0, 93)):
+        near = facts.fact("next_best", "", second=second, change=ratio)
+        sure = told(near, best=best, fidelity=Fidelity.PREDICTED).sure[0]
+        assert f"is real about {times} times in 100; absolute" in sure
     assert found.sure[1].startswith("Not measured: ask with fidelity measured on 8xh100-80gb")
     assert "with launcher slurm or ray" in how_to_measure(parse_cluster("2x8xh100-80gb"))
     assert told(best=best).title == "Predicted, not measured"
