@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import jinja2
+
 from tests.mutations.replay import ROOT, mutations, whole_selection
 
 
@@ -12,7 +14,11 @@ def test_every_mutation_can_be_planted():
         text = (ROOT / each.file).read_text(encoding="utf-8")
         assert text.count(each.old) == 1, f"{each.name}: {each.file} has changed"
         assert each.new != each.old
-        compile(text.replace(each.old, each.new), each.file, "exec")
+        planted = text.replace(each.old, each.new)
+        if each.file.endswith(".j2"):
+            jinja2.Environment().parse(planted)
+        else:
+            compile(planted, each.file, "exec")
         assert each.tests
         for test in each.tests:
             assert Path(ROOT / test).exists(), f"{each.name}: {test} is elsewhere"
