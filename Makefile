@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 CUDA_VENV := .venv-cuda
 BIN := $(VENV)/bin
+# What the product needs, and with it what its tests and checks need.
+READY := $(VENV)/.ready
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -20,24 +22,30 @@ help:  ## this list
 # for CPUs, it is taken; those with CUDA need more.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 
-$(INSTALLED): pyproject.toml $(wildcard requirements/*.txt)
+$(READY): pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) \
 		else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; a few minutes)"
+	@echo "installing into $(VENV) (once): torch, 1 of 3"
 	@$(BIN)/python $(INSTALL) --require-hashes -r requirements/torch-cpu.txt 2>/dev/null || true
-	@$(BIN)/python $(INSTALL) --require-hashes $(addprefix -r requirements/,product.txt \
-		dev.txt build.txt)
+	@echo "what else tuner needs, 2 of 3"
+	@$(BIN)/python $(INSTALL) --require-hashes $(addprefix -r requirements/,product.txt build.txt)
 	@if $(BIN)/python -c 'from importlib.metadata import version as v; exit("+cpu" in v("torch"))'; \
 		then $(BIN)/python $(INSTALL) --require-hashes -r requirements/cuda.txt; fi
+	@echo "tuner itself, 3 of 3"
 	@$(BIN)/python $(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(INSTALLED): $(READY)
+	@echo "installing what tests and checks need into $(VENV) (once)"
+	@$(BIN)/python $(INSTALL) --require-hashes -r requirements/dev.txt
 	@touch $@
 
 lock:  ## requirements/*.txt anew, after constraints.txt has changed (needs uv; ARGS: see requirements/lock.py)
 	@$(PYTHON) requirements/lock.py $(ARGS)
 
 # accelerate shards on GPUs only: under ddp what is found on CPUs can be launched on them too.
-suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
+suggest: $(READY)  ## the main job: probe a small real model on two CPU processes, and answer
 	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
 		--knob sharding=ddp --global-batch-size 8 --sequence-length 128 --max-probes 8 $(ARGS) \
 		--write accelerate=accelerate.yaml
@@ -140,7 +148,7 @@ bench-zero: $(INSTALLED)  ## memory under DeepSpeed's ZeRO against arithmetic; A
 bench-tensor-parallel: $(INSTALLED)  ## memory without sequence parallelism against dry runs
 	@$(BIN)/python benchmarks/tensor_parallel.py
 
-bench-suggest: $(INSTALLED)  ## how long the main job takes
+bench-suggest: $(READY)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py
 	@$(BIN)/python benchmarks/report.py
 

@@ -63,11 +63,12 @@ class Kept(Generic[T]):
     ) -> None:
         """``make`` makes it of a study, by the thread that holds the ``turn`` to compute."""
         self._make = make
-        self._turn = turn
+        self.turn = turn
         self._most = most
         self._clock = clock
         self._found: OrderedDict[str, tuple[float, StudyStatus, T]] = OrderedDict()
         self._lock = threading.Lock()
+        self._waiters = anyio.CapacityLimiter(WAITERS)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -77,7 +78,7 @@ class Kept(Generic[T]):
         if (found := self.fresh(status)) is not None:
             return found
         old = self._find(status, OLDEST_S)
-        if not self._turn.acquire(blocking=old is None):
+        if not self.turn.acquire(blocking=old is None):
             assert old is not None
             return old
         try:
@@ -92,8 +93,16 @@ class Kept(Generic[T]):
                 while len(self._found) > self._most:
                     self._found.popitem(last=False)
         finally:
-            self._turn.release()
+            self.turn.release()
         return made
+
+    async def soon(self, status: StudyStatus) -> T:
+        """The same as :meth:`of`, for those who wait."""
+        # One change may wake hundreds at once: what is kept takes no thread, and what is not takes
+        # one of a few that are theirs.
+        if (found := self.fresh(status)) is not None:
+            return found
+        return await anyio.to_thread.run_sync(self.of, status, limiter=self._waiters)
 
     def fresh(self, status: StudyStatus) -> T | None:
         """The thing, if it is kept and need not be made anew: takes no time."""
@@ -140,32 +149,14 @@ class Whole:
     evidence: Evidence
 
 
-class Answers:
-    """The answers of one database's studies. Safe to use from any thread."""
+class Answers(Kept[Body]):
+    """The answers of one database's studies, as they are sent."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         # With one interpreter, two threads that compute only slow each other.
-        self.turn = threading.RLock()
+        super().__init__(self._made, threading.RLock(), most=MOST_KEPT, clock=clock)
         self._whole = Kept(self._read, self.turn, most=MOST_WHOLE, clock=clock)
-        self._bodies = Kept(self._made, self.turn, most=MOST_KEPT, clock=clock)
-        self._waiters = anyio.CapacityLimiter(WAITERS)
-
-    def of(self, status: StudyStatus) -> Body:
-        """A study as it stands, or as it stood a moment later."""
-        return self._bodies.of(status)
-
-    def fresh(self, status: StudyStatus) -> Body | None:
-        """The same as :meth:`of`, if nothing has to be computed for it."""
-        return self._bodies.fresh(status)
-
-    async def soon(self, status: StudyStatus) -> Body:
-        """The same as :meth:`of`, for those who wait."""
-        # One change may wake hundreds at once: what is kept takes no thread, and what is not takes
-        # one of a few that are theirs.
-        if body := self.fresh(status):
-            return body
-        return await anyio.to_thread.run_sync(self.of, status, limiter=self._waiters)
 
     def whole(self, status: StudyStatus) -> Whole:
         return self._whole.of(status)
@@ -217,7 +208,7 @@ class Answers:
             "terms": study.limits.as_dict(),
             "terms_id": study.limits.id,
             "labels": dict(study.labels),
-            "pending": suggestion is None and study.state in OPEN,
+            "pending": study.state in OPEN and (suggestion is None or suggestion.best is None),
             "suggestion": suggestion and suggestion.as_dict(),
             "no_answer": why and {"kind": why.kind, "message": str(why)},
         }

@@ -19,9 +19,9 @@ from tuner.client.cases import (
     answer_of,
     read_case,
 )
+from tuner.client.cases.dry_runs import Watch
 from tuner.client.cases.reading import CaseGiven
 from tuner.client.check import CheckRequest, check_case, read_check
-from tuner.client.predict import Saying
 from tuner.client.request import SizeRequest, check_plain, read
 from tuner.client.size import known_of, sizes_of
 from tuner.client.values import listed_gpus, listed_models, silent
@@ -79,7 +79,7 @@ async def predict_case(context: InContext, caller: Reader, body: JsonBody) -> Re
 
     def predicted() -> str:
         check_plain(body)
-        with DryRuns(context.store, Policy.NONE, Saying(silent)) as dry_runs:
+        with DryRuns(context.store, Policy.NONE, Watch(silent)) as dry_runs:
             if set(body) != {"cases"}:
                 return json_text(_predicted(_read(body), dry_runs))
             cases = body["cases"]
@@ -131,7 +131,7 @@ async def check_file(context: InContext, caller: Reader, body: JsonBody) -> Resp
 
     def checked() -> str:
         check_plain(body)
-        with DryRuns(context.store, Policy.NONE, Saying(silent)) as dry_runs:
+        with DryRuns(context.store, Policy.NONE, Watch(silent)) as dry_runs:
             name, case = read_check(body)
             if isinstance(case, NotCoveredError):
                 return json_text({"format": name, **Prediction(reason=case.allowed).as_dict()})

@@ -13,19 +13,24 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 
-from api.answers import Answers
+from api.answers import Answers, Kept
 from api.events import Poller
 from api.pages.paths import is_page
-from api.pages.study import StudyPages
+from api.pages.study import StudyPage, study_page
 from api.problems import LONGEST_SHOWN, ProblemError, unknown_study
 from api.schemas import STUDY_ID
 from api.security import Turns
 from api.settings import Settings
 from api.submissions import Submissions
 from tuner.errors import UsageError
-from tuner.store import Store, StudySummary
+from tuner.results.what_if import Predictor
+from tuner.store import Store, StudyStatus, StudySummary
 from tuner.text import DoubledNameError, read_json
 
+# Pages that are kept, of some 300 kB each.
+MOST_PAGES = 64
+# Studies whose predictions are kept while somebody moves their knobs.
+MOST_PREDICTORS = 8
 PRINTABLE = r"^[ -~]*$"
 # Routes for balancers, which may add something of their own.
 PROBED = frozenset({"/healthz", "/readyz"})
@@ -140,11 +145,18 @@ class Context:
     poller: Poller
     submissions: Submissions
     turns: Turns
-    pages: StudyPages
+    pages: Kept[StudyPage]
+    predictors: Kept[Predictor]
+    """Of the studies whose knobs were moved last."""
 
     @classmethod
     def of(cls, store: Store, settings: Settings) -> "Context":
         answers, poller = Answers(store), Poller(store, settings.poll_s)
+
+        def page(status: StudyStatus) -> StudyPage:
+            whole = answers.whole(status)
+            return study_page(whole, store.moments(whole.study))
+
         return cls(
             store=store,
             answers=answers,
@@ -156,7 +168,12 @@ class Context:
                 most_each=settings.max_open_studies_per_key,
             ),
             turns=Turns(settings.threads),
-            pages=StudyPages(store, answers),
+            pages=Kept(page, answers.turn, most=MOST_PAGES),
+            predictors=Kept(
+                lambda status: Predictor(answers.whole(status).study),
+                answers.turn,
+                most=MOST_PREDICTORS,
+            ),
         )
 
 

@@ -200,7 +200,9 @@ class Study(Answered):
         description="Names these limits: with `?terms=` this, no answer within others is given."
     )
     labels: dict[str, str] = Field(default={}, description="What those who asked say of it.")
-    pending: bool = Field(description="Whether the first suggestion waits for a worker.")
+    pending: bool = Field(
+        description="Whether nothing is suggested yet, and a worker is awaited or at it."
+    )
     suggestion: Suggestion | None
     no_answer: NoAnswer | None
 

@@ -105,8 +105,8 @@ async def submit_question(
     """A question is asked once within the same limits: who asks again joins, or gets its answer.
 
     While its study is open with others it is refused (409), unless ``replace`` gives it these.
-    Versions that are not stated are those of the living workers. Where nothing is known yet,
-    ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs. With
+    Versions that are not stated are those of the living workers. ``suggestion`` is null
+    until a worker has made the first dry runs, and ``pending`` true until one has a best. With
     ``from`` a configuration file says the rest, and ``notes`` what of it is not counted.
     """
     submit = context.submissions.submit

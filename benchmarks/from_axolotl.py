@@ -25,7 +25,7 @@ import yaml
 from common import Goal, report
 
 from tuner.client.from_file import FileQuestion, patched, read_question
-from tuner.client.local import PythonCaller
+from tuner.client.local import Caller
 from tuner.client.place import place_here
 from tuner.client.suggest import answer_at
 from tuner.client.values import silent
@@ -117,7 +117,7 @@ def _dry_run(path: Path) -> Settings | None:
     with TemporaryDirectory() as folder:
         db = f"sqlite:///{folder}/studies.db"
         for most in (1, 3):  # one is enough where its layout fits
-            answered = answer_at(asks(path, most).request, PythonCaller(silent), (), db=db)
+            answered = answer_at(asks(path, most).request, Caller(note=silent), (), db=db)
             if (best := answered.suggestion.best) is not None:
                 return best.settings
     if best is None and answered.why_none is not None and answered.why_none.exit_code != 3:

@@ -15,76 +15,53 @@ of it; each public name is looked up when it is first used::
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.client.answered import Answer
-    from tuner.client.cases import Prediction
-    from tuner.client.check import Checked, check
-    from tuner.client.predict import predict
-    from tuner.client.rehearse import Rehearsal, rehearse
-    from tuner.client.size import Sizes, size
-    from tuner.client.suggest import cost_model_sampler, suggest
-    from tuner.core.answer import Candidate, Suggestion
-    from tuner.core.configuration import Settings
-    from tuner.core.quantity import Provenance, Quantity
-    from tuner.core.script import Launch, Script, read_script
-    from tuner.errors import (
-        NothingFitsError,
-        ProbeError,
-        ServiceError,
-        SpeedUnknownError,
-        StoreError,
-        TrainsWronglyError,
-        TunerError,
-        UsageError,
-    )
+    from tuner.client.answered import Answer as Answer
+    from tuner.client.cases import Prediction as Prediction
+    from tuner.client.check import Checked as Checked
+    from tuner.client.check import check as check
+    from tuner.client.predict import predict as predict
+    from tuner.client.rehearse import Rehearsal as Rehearsal
+    from tuner.client.rehearse import rehearse as rehearse
+    from tuner.client.size import Sizes as Sizes
+    from tuner.client.size import size as size
+    from tuner.client.suggest import cost_model_sampler as cost_model_sampler
+    from tuner.client.suggest import suggest as suggest
+    from tuner.core.answer import Candidate as Candidate
+    from tuner.core.answer import Suggestion as Suggestion
+    from tuner.core.configuration import Settings as Settings
+    from tuner.core.quantity import Provenance as Provenance
+    from tuner.core.quantity import Quantity as Quantity
+    from tuner.core.script import Launch as Launch
+    from tuner.core.script import Script as Script
+    from tuner.core.script import read_script as read_script
+    from tuner.errors import NothingFitsError as NothingFitsError
+    from tuner.errors import ProbeError as ProbeError
+    from tuner.errors import ServiceError as ServiceError
+    from tuner.errors import SpeedUnknownError as SpeedUnknownError
+    from tuner.errors import StoreError as StoreError
+    from tuner.errors import TrainsWronglyError as TrainsWronglyError
+    from tuner.errors import TunerError as TunerError
+    from tuner.errors import UsageError as UsageError
 
-__all__ = [
-    "Answer",
-    "Candidate",
-    "Checked",
-    "Launch",
-    "NothingFitsError",
-    "Prediction",
-    "ProbeError",
-    "Provenance",
-    "Quantity",
-    "Rehearsal",
-    "Script",
-    "ServiceError",
-    "Settings",
-    "Sizes",
-    "SpeedUnknownError",
-    "StoreError",
-    "Suggestion",
-    "TrainsWronglyError",
-    "TunerError",
-    "UsageError",
-    "check",
-    "cost_model_sampler",
-    "predict",
-    "read_script",
-    "rehearse",
-    "size",
-    "suggest",
-]
-
+# The module of each public name.
 _HOMES = {
     "client.answered": ("Answer",),
-    "client.check": ("Checked", "check"),
     "client.cases": ("Prediction",),
+    "client.check": ("Checked", "check"),
     "client.predict": ("predict",),
     "client.rehearse": ("Rehearsal", "rehearse"),
     "client.size": ("Sizes", "size"),
     "client.suggest": ("cost_model_sampler", "suggest"),
+    "core.answer": ("Candidate", "Suggestion"),
+    "core.configuration": ("Settings",),
+    "core.quantity": ("Provenance", "Quantity"),
+    "core.script": ("Launch", "Script", "read_script"),
     "errors": (
         "NothingFitsError", "ProbeError", "ServiceError", "SpeedUnknownError", "StoreError",
         "TrainsWronglyError", "TunerError", "UsageError",
     ),
-    "core.quantity": ("Provenance", "Quantity"),
-    "core.script": ("Launch", "Script", "read_script"),
-    "core.configuration": ("Settings",),
-    "core.answer": ("Candidate", "Suggestion"),
 }  # fmt: skip
-"""The module of each public name."""
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> object:

@@ -208,9 +208,11 @@ class OtherLimitsError(TunerError):
     ) -> None:
         self.study_id = study_id
         self.apart = apart
-        limits = ", ".join(
-            f"{name} {_plain(there)}, not {_plain(asked)}" for name, (there, asked) in apart.items()
-        )
+        said = {
+            name: ["none" if one is None else str(one) or "any" for one in pair]
+            for name, pair in apart.items()
+        }
+        limits = ", ".join(f"{name} {there}, not {asked}" for name, (there, asked) in said.items())
         self.in_short = f"study {study_id} {why} ({limits})"
         super().__init__(f"{self.in_short}; {what_now}")
 
@@ -250,10 +252,6 @@ def _made_again(
     error = kind.__new__(kind, *said)
     error.__dict__.update(fields)
     return error
-
-
-def _plain(value: object) -> str:
-    return "none" if value is None else str(value) or "any"
 
 
 def _shown(given: object, most: int = LONGEST_GIVEN) -> str:

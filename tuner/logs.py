@@ -39,9 +39,29 @@ def set_up_logs(
     Raises:
         UsageError: ``TUNER_LOG`` is something else.
     """
-    stream = stream or sys.stderr
+    stream, said = stream or sys.stderr, os.environ.get("TUNER_LOG", "")
+    if said and said not in FORMATS:
+        raise UsageError("TUNER_LOG", said, f"must be one of {', '.join(FORMATS)}")
+    as_json = said == "json" or (not said and is_service and not stream.isatty())
+    processors: list[Processor] = [
+        merge_contextvars,
+        ExtraAdder(),
+        _without("_ray_timestamp_ns"),  # Ray puts it on every record once it is imported
+        add_log_level,
+        add_logger_name,
+        lambda logger, method, line: {**line, "process": process},
+        TimeStamper(fmt="iso" if as_json else "%Y-%m-%d %H:%M:%S", utc=as_json),
+    ]
+    shown: list[Processor] = _text()
+    if as_json:
+        shown = [format_exc_info, EventRenamer("message"), _in_order, JSONRenderer(default=str)]
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_formatter(process, as_json=_as_json(stream, is_service=is_service)))
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=processors,
+            processors=[ProcessorFormatter.remove_processors_meta, *shown],
+        )
+    )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(capture=True)
     for name in OURS:
@@ -55,41 +75,6 @@ def bound(**fields: object) -> AbstractContextManager[None]:
     Their usual names are ``study``, ``probe``, ``attempt``, ``worker`` and ``request``.
     """
     return bound_contextvars(**fields)
-
-
-def _formatter(process: str, *, as_json: bool) -> ProcessorFormatter:
-    said: list[Processor] = [
-        merge_contextvars,
-        ExtraAdder(),
-        _without("_ray_timestamp_ns"),  # Ray puts it on every record once it is imported
-        add_log_level,
-        add_logger_name,
-        _named(process),
-        TimeStamper(fmt="iso" if as_json else "%Y-%m-%d %H:%M:%S", utc=as_json),
-    ]
-    shown = _json() if as_json else _text()
-    return ProcessorFormatter(
-        foreign_pre_chain=said, processors=[ProcessorFormatter.remove_processors_meta, *shown]
-    )
-
-
-def _as_json(stream: TextIO, *, is_service: bool) -> bool:
-    said = os.environ.get("TUNER_LOG", "")
-    if said and said not in FORMATS:
-        raise UsageError("TUNER_LOG", said, f"must be one of {', '.join(FORMATS)}")
-    return said == "json" or (not said and is_service and not stream.isatty())
-
-
-def _named(process: str) -> Processor:
-    def add(logger: Any, method: str, line: EventDict) -> EventDict:
-        line["process"] = process
-        return line
-
-    return add
-
-
-def _json() -> list[Processor]:
-    return [format_exc_info, EventRenamer("message"), _in_order, JSONRenderer(default=str)]
 
 
 def _in_order(logger: Any, method: str, line: EventDict) -> EventDict:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tuner.client.capabilities import (
-    stands_in,
+    has_one,
     why_not_emulated,
     why_not_measured,
     why_not_rehearsed,
@@ -269,7 +269,7 @@ def check_machine(
         return False
     emulates = fidelity is Fidelity.EMULATED
     check_cluster(cluster, there, why_not_emulated if emulates else why_not_measured)
-    return emulates and stands_in(cluster, there=there)
+    return emulates and not has_one(cluster, there)  # else another kind stands in for it
 
 
 def check_free_memory(question: Question, request: ProbeRequest) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from api.answers import Answers, Whole
 from api.pages.charts import Series, scatter
 from api.pages.form_fields import form_table
+from api.pages.probe_table import Column, Sorted
 from api.pages.render import settings_words
 from api.schemas import STUDY_ID
 from tuner.core.configuration import KNOBS
@@ -64,17 +65,7 @@ STARTS = tuple(
 )
 
 
-class Column(NamedTuple):
-    """One column of the list."""
-
-    key: str
-    """Of :data:`tuner.store.store.ORDERS`."""
-    title: str
-    falls: bool = False
-    """Whether it is sorted from the largest first."""
-    is_figure: bool = False
-
-
+# Their keys are those of :data:`tuner.store.store.ORDERS`.
 COLUMNS = (
     Column("model", "model"),
     Column("method", "method"),
@@ -96,7 +87,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Sorted):
     """A choice of studies, their order, and the page."""
 
     query: str = ""
@@ -139,18 +130,6 @@ class Wanted:
         if values.get("page") == 1:
             del values["page"]
         return f"/?{urlencode(given)}" if (given := {k: v for k, v in values.items() if v}) else "/"
-
-    def sorted_by(self, column: Column) -> str:
-        """``ascending`` or ``descending`` where a column has the order, else empty."""
-        if self.sort.removeprefix("-") != column.key:
-            return ""
-        return "descending" if self.sort.startswith("-") else "ascending"
-
-    def sorting(self, column: Column) -> str:
-        """The address that sorts by a column, the other way round where it is so already."""
-        now = self.sorted_by(column)
-        falls = now == "ascending" if now else column.falls
-        return self.href(sort=f"-{column.key}" if falls else column.key)
 
 
 def list_studies(

@@ -43,24 +43,44 @@ class ProbeRow(NamedTuple):
     """By the key of a column, in their order."""
 
 
-class ProbeColumn(NamedTuple):
-    """One column."""
+class Column(NamedTuple):
+    """One column of a table that can be sorted."""
 
     key: str
     """In ``?sort=``; the knob's name, or what it shows."""
     title: str
-    is_number: bool = True
+    falls: bool = False
     """Whether it is sorted from the largest first."""
     is_figure: bool = False
     """Whether it is set flush right, as what was measured is."""
 
 
+class Sorted:
+    """Rows in an order that an address has."""
+
+    __slots__ = ()
+    sort: str
+    """Key of a column, after ``-`` from the largest first."""
+
+    def sorted_by(self, column: Column) -> str:
+        """``ascending`` or ``descending`` where the rows are sorted by a column, else empty."""
+        if self.sort.removeprefix("-") != column.key:
+            return ""
+        return "descending" if self.sort.startswith("-") else "ascending"
+
+    def sorting(self, column: Column) -> str:
+        """The order by a column, the other way round where it is so already."""
+        now = self.sorted_by(column)
+        falls = now == "ascending" if now else column.falls
+        return f"-{column.key}" if falls else column.key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeTable:
+class ProbeTable(Sorted):
     """A study's probes in the order of ``sort``, those of ``outcome``."""
 
     study_id: str
-    columns: tuple[ProbeColumn, ...]
+    columns: tuple[Column, ...]
     rows: tuple[ProbeRow, ...]
     unit: str
     """Of memory."""
@@ -105,19 +125,9 @@ class ProbeTable:
         texts = [cell.text for cell in list(row.cells.values())[2:]]
         return Markup(str(escape("\n".join(texts))).replace("\n", "<td>"))  # noqa: S704 (escaped)
 
-    def sorted_by(self, column: ProbeColumn) -> str:
-        """``ascending`` or ``descending`` where the rows are sorted by a column, else empty."""
-        if self.sort.removeprefix("-") != column.key:
-            return ""
-        return "descending" if self.sort.startswith("-") else "ascending"
-
-    def sorting(self, column: ProbeColumn) -> str:
-        """The address that sorts by a column, the other way round where it is so already."""
-        now = self.sorted_by(column)
-        falls = now == "ascending" if now else column.is_number and column.key != "id"
-        return self.href(f"-{column.key}" if falls else column.key, self.outcome)
-
-    def href(self, sort: str, outcome: str) -> str:
+    def href(self, *, sort: str = "", outcome: str | None = None) -> str:
+        """The address of these rows, or of those of another order or outcome."""
+        sort, outcome = sort or self.sort, self.outcome if outcome is None else outcome
         chosen = {"sort": sort} if sort != FASTEST_FIRST else {}
         chosen |= {"outcome": outcome} if outcome else {}
         query = f"?{urlencode(chosen)}" if chosen else ""
@@ -135,14 +145,14 @@ def table_of(evidence: Evidence, best: Settings | None) -> ProbeTable:
     unit, divisor = size_unit(max(needs, default=0) or 2**30)
     several = len({probe.request.fidelity for probe in probes}) > 1
     columns = (
-        ProbeColumn(key="id", title="probe"),
-        ProbeColumn(key="outcome", title="outcome", is_number=False),
-        *((ProbeColumn(key="fidelity", title="how", is_number=False),) if several else ()),
-        ProbeColumn(key="speed", title=f"tokens/s per {rank_word(study.question)}", is_figure=True),
-        ProbeColumn(key="memory", title=f"memory, {unit}", is_figure=True),
-        ProbeColumn(key="step", title="step, s", is_figure=True),
-        ProbeColumn(key="took", title="took", is_figure=True),
-        *(ProbeColumn(key=knob, title=knob, is_number=KNOBS[knob].kind is int) for knob in knobs),
+        Column("id", "probe"),
+        Column("outcome", "outcome"),
+        *((Column("fidelity", "how"),) if several else ()),
+        Column("speed", f"tokens/s per {rank_word(study.question)}", falls=True, is_figure=True),
+        Column("memory", f"memory, {unit}", falls=True, is_figure=True),
+        Column("step", "step, s", falls=True, is_figure=True),
+        Column("took", "took", falls=True, is_figure=True),
+        *(Column(knob, knob, falls=KNOBS[knob].kind is int) for knob in knobs),
     )
     rows = tuple(_row(evidence, probe, columns, divisor, best) for probe in probes)
     counts = Counter(row.outcome for row in rows)
@@ -177,7 +187,7 @@ def _knob_cells(settings: Settings) -> Mapping[str, ProbeCell]:
 def _row(
     evidence: Evidence,
     probe: Probe,
-    columns: Sequence[ProbeColumn],
+    columns: Sequence[Column],
     divisor: int,
     best: Settings | None,
 ) -> ProbeRow:

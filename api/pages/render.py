@@ -96,7 +96,7 @@ _CODE = re.compile(r"`([^`]+)`")
 # They turn the direction of all text that follows, and a stranger's words may hold them.
 _CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 REPLACEMENT = "\ufffd"
-_AGO = ((86_400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+_AGO = ((86_400.0, "day", "d"), (3600.0, "hour", "h"), (60.0, "minute", "min"))
 
 
 def render(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
@@ -126,7 +126,6 @@ def environment() -> Environment:
     )
     found.globals |= {"asset": asset_url, "knobs": KNOBS}
     written = (
-        age,
         ago,
         between,
         breakable,
@@ -249,30 +248,19 @@ def moment(iso: str | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(iso, text)
 
 
-def ago(iso: str | None, now: datetime | None = None) -> Markup:
-    """How long ago a moment was, with the moment itself behind it."""
+def ago(iso: str | None, now: datetime | None = None, *, is_short: bool = False) -> Markup:
+    """How long ago a moment was, with the moment itself behind it; short: ``3 h``."""
     if not iso:
         return escape(UNKNOWN)
     at = datetime.fromisoformat(iso)
     passed_s = ((now or datetime.now(UTC)) - at).total_seconds()
-    text = next(
-        (f"{count_text(int(passed_s // unit_s), unit)} ago" for unit_s, unit in _AGO
-         if passed_s >= unit_s),
-        "just now",
-    )  # fmt: skip
-    known = Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M} UTC">{}</time>')
-    return known.format(iso, at, text)
-
-
-def age(iso: str) -> Markup:
-    """How long ago a moment was, as short as it can be: ``3 h``."""
-    at = datetime.fromisoformat(iso)
-    passed_s = (datetime.now(UTC) - at).total_seconds()
-    unit_s, unit = next((one for one in _AGO if passed_s >= one[0]), (0, ""))
-    text = f"{passed_s // unit_s:.0f} {unit if unit != 'minute' else 'min'}" if unit_s else "now"
-    text = text.replace("hour", "h").replace("day", "d")
-    known = Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M} UTC">{}</time>')
-    return known.format(iso, at, text)
+    known = ((int(passed_s // one_s), unit, short) for one_s, unit, short in _AGO)
+    count, unit, short = next((one for one in known if one[0] > 0), (0, "", ""))
+    text = f"{count_text(count, unit)} ago" if count else "just now"
+    if is_short:
+        text = f"{count} {short}" if count else "now"
+    shown = Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M} UTC">{}</time>')
+    return shown.format(iso, at, text)
 
 
 def since(iso: str) -> str:

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from api.answers import Kept
 from api.events import Feed
 from api.inputs import Context, InContext, StudyId
 from api.pages.evidence import evidence_of
@@ -56,7 +55,6 @@ from tuner.core.study import StudyState, parse_labels
 from tuner.core.words import rank_word, rough_duration_text
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results.summary import LEAST_COMPARED
-from tuner.results.what_if import Predictor
 from tuner.space import enumerate_space
 from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
 from tuner.store.figures import usual_probe_s
@@ -80,8 +78,6 @@ PAUSE_S = 1.0
 # Seconds after which the page of a queued study is looked at again: workers come and go without an
 # event.
 WAITING_S = 15.0
-# Studies whose predictions are kept while somebody moves their knobs.
-MOST_PREDICTORS = 8
 
 Sort = Annotated[str, Query(max_length=LONGEST_WORD)]
 Outcome = Annotated[str, Query(max_length=LONGEST_WORD)]
@@ -350,21 +346,12 @@ async def what_if_page(
     request: Request, context: InContext, caller: Reader, study_id: StudyId
 ) -> Response:
     """The prediction of any configuration; for a script that accepts JSON, what depends on it."""
-    state = request.app.state
-    if not hasattr(state, "predictors"):
-        # One for each of the studies whose knobs were moved last.
-        state.predictors = Kept(
-            lambda status: Predictor(context.answers.whole(status).study),
-            context.answers.turn,
-            most=MOST_PREDICTORS,
-        )
-    predictors: Kept[Predictor] = state.predictors
 
     def shown() -> Response:
         status = study_status(context, study_id)
         values = {name: value[:LONGEST_VALUE] for name, value in request.query_params.items()}
         suggestion = context.answers.whole(status).suggestion
-        page = page_of(predictors.of(status), suggestion, values)
+        page = page_of(context.predictors.of(status), suggestion, values)
         headers = {"Vary": "Accept"}
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(changes(page), headers=headers)

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-import anyio
 from markupsafe import Markup
 
-from api.answers import Answers, Kept, Whole, without_name
+from api.answers import Whole, without_name
 from api.pages import charts
 from api.pages.evidence import trouble_of
 from api.pages.form_fields import GPUS_PER_NODE, NODES
@@ -39,8 +38,8 @@ from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS
-from tuner.store import Moments, Store, StudyStatus
-from tuner.text import count_text, duration_text, show
+from tuner.store import Moments
+from tuner.text import count_text, duration_text, show, size_text
 
 GUARD_PASSED = "passed"
 # Lines of comments before a file, from which on they are folded.
@@ -94,10 +93,15 @@ def answer_of(
         why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
     elif best is None:
         why = "The first figures come with the first dry run or probe." if is_open else study.reason
+    fits = suggestion.alternatives if suggestion and best is None and is_open else ()
+    if fits and not nothing_fits:
+        needs = f"{size_text((fits[0].needed_gib.value or 0.0) * GIB)} are needed"
+        why = f"{needs} by {describe(fits[0].settings)}; speeds come with the probes."
     if nothing_fits and best is None:
         title, note = "Nothing fits", ""
     elif best is None:
-        title, note = "Nothing is known yet" if is_open else "No answer", ""
+        yet = "No speed is known yet" if fits else "Nothing is known yet"
+        title, note = yet if is_open else "No answer", ""
     elif forecasts:
         yet = " yet" if is_open else ""
         note = f"This is predicted: nothing that fits was {study.limits.fidelity}{yet}."
@@ -217,10 +221,6 @@ def _tabs(
     return tuple((*starts, *files) if script else (*files, *starts))
 
 
-# Pages that are kept, of some 300 kB each.
-MOST_KEPT = 64
-# Threads for those who watch: one makes a page, the other finds what is made.
-MAKERS = 2
 # Failed probes that are shown in short; all of them are in the table.
 MOST_TROUBLES = 12
 # Configurations in the table behind the scatter, which were not probed; best ones first.
@@ -295,30 +295,6 @@ class StudyPage:
             return self.body
         table = self.values["table"].chosen(sort, outcome)
         return render_part("study_body.html", **{**self.values, "table": table})
-
-
-class StudyPages:
-    """Pages of one database's studies, kept until something happens; for any thread."""
-
-    def __init__(self, store: Store, answers: Answers) -> None:
-        self._store = store
-        self._answers = answers
-        self._kept = Kept(self._make, answers.turn, most=MOST_KEPT)
-        # Hundreds of viewers may be woken by one event: they take a few threads only.
-        self._makers = anyio.CapacityLimiter(MAKERS)
-
-    def of(self, status: StudyStatus) -> StudyPage:
-        """A study's page as it stands, or as it stood a moment later."""
-        return self._kept.of(status)
-
-    async def soon(self, status: StudyStatus) -> StudyPage:
-        if (found := self._kept.fresh(status)) is not None:
-            return found
-        return await anyio.to_thread.run_sync(self.of, status, limiter=self._makers)
-
-    def _make(self, status: StudyStatus) -> StudyPage:
-        whole = self._answers.whole(status)
-        return study_page(whole, self._store.moments(whole.study))
 
 
 def study_page(whole: Whole, moments: Moments) -> StudyPage:

@@ -13,7 +13,7 @@ from probe_cases import Case, spec_of
 
 from gpu.cases import GpuCase, Way
 from tuner.catalog.versions import meets
-from tuner.client.capabilities import stands_in, why_not_emulated
+from tuner.client.capabilities import has_one, why_not_emulated
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.workload import Optimizer, Precision
 from tuner.cost.constants import default_costs
@@ -121,7 +121,7 @@ def probe(
     alone = first.emulation if isinstance(first, RankRecord) else None
     if fidelity is Fidelity.EMULATED:
         rates = Rates(cluster=case.cluster, costs=default_costs())
-        stands = stands_in(case.cluster)
+        stands = not has_one(case.cluster)
         found = with_communication(found, alone, case.settings, rates, stands_in=stands)
     checked = check_knobs(case.question, case.settings, found)
     return Probed(measurement=checked, **_typical(alone))

@@ -9,7 +9,7 @@ from datetime import timedelta
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.cli.options import Database, Json
+from tuner.cli.options import Text
 from tuner.errors import UsageError
 from tuner.text import moment_text, read_duration, read_whole, size_text
 
@@ -17,15 +17,7 @@ from tuner.text import moment_text, read_duration, read_whole, size_text
 MOST = 1000
 
 
-def create_key(name: str, scope: str = "submit", json: Json = False, db: Database = None) -> int:
-    """Make a key to the service, and print it: it is kept nowhere, and cannot be shown again.
-
-    Alone on stdout, so that it can be put where it is needed without being seen.
-
-    \b
-    Example:
-      tuner keys create scheduler --scope submit > scheduler.key
-    """
+def create_key(name: str, scope: str = "submit", json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.access import Keys, local_user
     from tuner.store.tables import Scope
@@ -43,13 +35,7 @@ def create_key(name: str, scope: str = "submit", json: Json = False, db: Databas
     return 0
 
 
-def list_keys(json: Json = False, db: Database = None) -> int:
-    """List the keys to the service: what each allows, and when it was used last.
-
-    \b
-    Example:
-      tuner keys list
-    """
+def list_keys(json: bool = False, db: Text = None) -> int:
     from tuner.cli.console import print_rows
     from tuner.store import open_store
     from tuner.store.access import Keys
@@ -70,13 +56,7 @@ def list_keys(json: Json = False, db: Database = None) -> int:
     return 0
 
 
-def revoke_key(key: str, json: Json = False, db: Database = None) -> int:
-    """Revoke a key for ever, from the next request on; the service need not be started again.
-
-    \b
-    Example:
-      tuner keys revoke 5c1f
-    """
+def revoke_key(key: str, json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.access import Keys, local_user
 
@@ -86,13 +66,7 @@ def revoke_key(key: str, json: Json = False, db: Database = None) -> int:
     return tell(asdict(revoked), text, as_json=json)
 
 
-def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> int:
-    """Show who did what, the newest first: keys made, and used to submit or cancel.
-
-    \b
-    Example:
-      tuner keys audit --limit 20
-    """
+def audit_keys(limit: str = "50", json: bool = False, db: Text = None) -> int:
     from tuner.cli.console import print_rows
     from tuner.store import open_store
     from tuner.store.access import Audit
@@ -116,71 +90,44 @@ def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> in
     return 0
 
 
-def upgrade_database(json: Json = False, db: Database = None) -> int:
-    """Bring a database to this version's schema; a SQLite file that is absent is made.
+def upgrade_database(json: bool = False, db: Text = None) -> int:
+    from tuner.store import migrate
 
-    SQLite is brought there whenever it is used; other databases only by this command.
-
-    \b
-    Example:
-      tuner db upgrade --db postgresql://user@host/tuner
-    """
-    from tuner.store import default_url, migrate
-    from tuner.store.engine import parse_url, shown_url
-
-    url = db or default_url()
+    url, shown = _address(db)
     applied = migrate.upgrade(url)
-    shown = shown_url(parse_url(url))
     done = f"applied {', '.join(applied)}" if applied else "is up to date"
     return tell({"db": shown, "applied": applied}, f"{shown}: {done}", as_json=json)
 
 
-def check_database(json: Json = False, db: Database = None) -> int:
-    """Check a database for damage and for differences from this version's schema.
+def check_database(json: bool = False, db: Text = None) -> int:
+    from tuner.store import migrate
 
-    Exit code 1 says that something is wrong with it.
-
-    \b
-    Example:
-      tuner db check
-    """
-    from tuner.store import default_url, migrate
-    from tuner.store.engine import parse_url, shown_url
-
-    url = db or default_url()
+    url, shown = _address(db)
     problems = migrate.check(url)
-    shown = shown_url(parse_url(url))
     lines = "\n".join(f"{shown}: {line}" for line in problems or ["in order"])
     tell({"db": shown, "problems": problems}, lines, as_json=json)
     return 1 if problems else 0
 
 
-def backup_database(path: str, json: Json = False, db: Database = None) -> int:
-    """Copy a SQLite database, which may be in use, to a file that is not there yet.
+def backup_database(path: str, json: bool = False, db: Text = None) -> int:
+    from tuner.store import migrate
 
-    The copy is checked, and nothing is overwritten. PostgreSQL is backed up by its own pg_dump.
-
-    \b
-    Example:
-      tuner db backup tuner-2026-11-21.db
-    """
-    from tuner.store import default_url, migrate
-    from tuner.store.engine import parse_url, shown_url
-
-    url = db or default_url()
+    url, shown = _address(db)
     size_bytes = migrate.backup(url, path)
-    shown = shown_url(parse_url(url))
     found = {"db": shown, "path": path, "size_bytes": size_bytes}
     return tell(found, f"{shown}: copied to {path}, {size_text(size_bytes)}", as_json=json)
 
 
-def prune_database(older_than: str, json: Json = False, db: Database = None) -> int:
-    """Delete old studies that are at their end, and old entries of the audit.
+def _address(db: str | None) -> tuple[str, str]:
+    """A database's address, and that without its password."""
+    from tuner.store import default_url
+    from tuner.store.engine import parse_url, shown_url
 
-    \b
-    Example:
-      tuner db prune --older-than 90d
-    """
+    url = db or default_url()
+    return url, shown_url(parse_url(url))
+
+
+def prune_database(older_than: str, json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.access import local_user
 

@@ -1,18 +1,46 @@
 """The commands put together, and how their help is laid out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from tuner.cli.commands import COMMANDS, GROUPS
-from tuner.cli.options import worded
+from tuner.cli import administration, catalogue, options, studies
+from tuner.cli.options import command_of, words
 
-HELP = """Finds the fastest training settings that fit in memory, before a distributed job starts.
-
-It runs a few real training steps with candidate settings, and answers from what they showed.
-"""
+# ``tuner NAME`` and ``tuner GROUP NAME``: a function, or the class of its options with the function
+# that does the work.
+COMMANDS: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "suggest": (options.SuggestAsked, "render.run"),
+    "predict": (options.PredictAsked, "predict.run"),
+    "check": (options.CheckAsked, "check.run"),
+    "size": (options.SizeAsked, "size.run"),
+    "probe": (options.ProbeAsked, "probe.run"),
+    "rehearse": (options.RehearseAsked, "rehearse.run"),
+    "calibrate": (options.CalibrateAsked, "machine.calibrate"),
+    "export": (options.ExportAsked, "export.run"),
+    "models": (catalogue.list_models, ""),
+    "gpus": (catalogue.list_gpus, ""),
+    "doctor": (options.DoctorAsked, "machine.diagnose_machine"),
+    "serve": (options.ServeAsked, "serve.serve"),
+    "worker": (options.WorkerAsked, "serve.worker"),
+    "workers": (studies.list_workers, ""),
+    "mcp": (options.McpAsked, "mcp.serve"),
+    "studies list": (studies.list_studies, ""),
+    "studies show": (options.ShowAsked, "render.show_study"),
+    "studies cancel": (studies.cancel_study, ""),
+    "studies delete": (studies.delete_study, ""),
+    "db upgrade": (administration.upgrade_database, ""),
+    "db check": (administration.check_database, ""),
+    "db backup": (administration.backup_database, ""),
+    "db prune": (administration.prune_database, ""),
+    "keys create": (administration.create_key, ""),
+    "keys list": (administration.list_keys, ""),
+    "keys revoke": (administration.revoke_key, ""),
+    "keys audit": (administration.audit_keys, ""),
+}
+GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 # Characters of a command's line in a list of them: as many as a terminal of 80 columns has.
 LONGEST_SHORT = 63
 # Commands that end with 3, and with 4; what lists commands may.
@@ -74,14 +102,14 @@ class GroupedHelp(TyperCommand):
 def run(arguments: Sequence[str]) -> int:
     given = list(arguments)
     if len(given) == 1 and given[0] in GROUPS:  # a group alone lists, or says what it can do
-        given.append("list" if "list" in GROUPS[given[0]][1] else "--help")
+        given.append("list" if f"{given[0]} list" in COMMANDS else "--help")
     command = typer.main.get_command(app())
     code = command.main(given, prog_name="tuner", standalone_mode=False)
     return int(code or 0)
 
 
 def app() -> typer.Typer:
-    whole = _group(HELP, COMMANDS, add_completion=True)
+    whole = _group("")
 
     @whole.callback()
     def _(
@@ -94,8 +122,8 @@ def app() -> typer.Typer:
     ) -> None:
         pass
 
-    for name, (text, commands) in GROUPS.items():
-        whole.add_typer(_group(text, commands, f"{name} "), name=name)
+    for name in GROUPS:
+        whole.add_typer(_group(name), name=name)
     return whole
 
 
@@ -107,29 +135,28 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _group(
-    text: str,
-    commands: dict[str, Callable[..., int]],
-    of: str = "",
-    *,
-    add_completion: bool = False,
-) -> typer.Typer:
+def _group(of: str) -> typer.Typer:
+    """The commands of a group, or those of none."""
+    helps = words()["commands"]
     group = typer.Typer(
-        help=text,
-        epilog=exit_codes(of),
-        add_completion=add_completion,
+        help=helps[of or "tuner"],
+        epilog=exit_codes(of and f"{of} "),
+        add_completion=not of,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
-    for name, command in commands.items():
+    for whole, (asks, work) in COMMANDS.items():
+        own, _, name = whole.rpartition(" ")
+        if own != of:
+            continue
         # In lists: its help's first sentence, or as many of its clauses as fit.
-        short = " ".join((command.__doc__ or "").partition("\n\n")[0].split())
+        short = " ".join(helps[whole].partition("\n\n")[0].split())
         if len(short) > LONGEST_SHORT:
             begin = short[:LONGEST_SHORT]
             end = max(begin.rfind(": "), begin.rfind("; "))
             end = end if end > 0 else begin.rfind(", ")
             short = f"{begin[:end]}." if end > 0 else short
-        made = group.command(name, cls=GroupedHelp, epilog=exit_codes(of + name), short_help=short)
-        made(worded(command))
+        texts = {"help": helps[whole], "short_help": short, "epilog": exit_codes(whole)}
+        group.command(name, cls=GroupedHelp, **texts)(command_of(asks, work))
     return group

@@ -1,30 +1,13 @@
 """``tuner models`` and ``tuner gpus``: the names that there are, with what is known of each."""
 
-from typing import Annotated
-
-from typer import Argument
-
 from tuner.cli.errors import print_json
-from tuner.cli.options import Json
 from tuner.text import size_text, three_digits
 
 # Of a GPU, of what is listed.
 RATES = ("memory_bytes_per_s", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
 
-Part = Annotated[
-    str, Argument(metavar="[PART]", help="Only names that hold this.", show_default=False)
-]
 
-
-def list_models(part: Part = "", json: Json = False) -> int:
-    """List the models of the catalogue: size, layers, and the longest sequence.
-
-    Any other model is the path of a Hugging Face config.json.
-
-    \b
-    Example:
-      tuner models llama
-    """
+def list_models(part: str = "", json: bool = False) -> int:
     from tuner.cli.console import print_rows
     from tuner.client.values import listed_models
 
@@ -52,15 +35,7 @@ def _billions(parameters: int | None) -> str:
     return "-" if parameters is None else three_digits(parameters / 1e9)
 
 
-def list_gpus(part: Part = "", json: Json = False) -> int:
-    """List the GPUs of the catalogue: memory, and published rates of matrices, memory and links.
-
-    Any other GPU is described in a .toml file.
-
-    \b
-    Example:
-      tuner gpus h100
-    """
+def list_gpus(part: str = "", json: bool = False) -> int:
     from tuner.cli.console import print_rows
     from tuner.client.values import listed_gpus
 

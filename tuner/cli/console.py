@@ -5,15 +5,17 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from tuner.client.cases.dry_runs import Watch
 
 # Columns of output that does not go to a terminal, unless $COLUMNS says otherwise.
 FILE_WIDTH = 160
@@ -126,39 +128,26 @@ def print_rows(
     console.print(Padding(table, (0, 0, 0, indent), expand=False))
 
 
-class QuietWatch:
-    """Shows notes only."""
+@contextmanager
+def watch_of(*, as_json: bool) -> Iterator["Watch"]:
+    """Notes on stderr, and for people at a terminal what is waited for, in its last line, which is
+    taken away afterwards."""
+    from tuner.client.cases.dry_runs import Watch  # which tables need not
+    from tuner.client.values import silent
 
-    def waiting(self, text: str) -> None:
-        """Nothing is shown."""
+    console = Console(stderr=True)
+    status = console.status("")
 
-    def note(self, text: str) -> None:
+    def waiting(text: str) -> None:
+        status.stop()
+        if text:
+            status.update(text)
+            status.start()
+
+    def note(text: str) -> None:
         typer.echo(f"tuner: {text}", err=True)
 
-
-class TerminalWatch(QuietWatch):
-    """Shows what is waited for in the terminal's last line, and takes it away afterwards."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status: Status | None = None
-
-    def waiting(self, text: str) -> None:
-        """Show ``text`` until the next call; nothing for an empty one."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
-        if text:
-            self._status = self._console.status(text)
-            self._status.start()
-
-
-@contextmanager
-def watch_of(*, as_json: bool) -> Iterator[QuietWatch]:
-    """Chooses what fits stderr: progress for people at a terminal, notes for all."""
-    console = Console(stderr=True)
-    watch = TerminalWatch(console) if console.is_terminal and not as_json else QuietWatch()
     try:
-        yield watch
+        yield Watch(note, waiting if console.is_terminal and not as_json else silent)
     finally:
-        watch.waiting("")
+        status.stop()

@@ -5,6 +5,7 @@ from pathlib import Path
 import typer
 
 from tuner.cli.errors import print_json, tell
+from tuner.cli.options import ExportAsked
 from tuner.client.answered import (
     check_replaceable,
     exported,
@@ -27,30 +28,20 @@ TEMPLATE = "template"
 OPTUNA = "optuna"
 
 
-def run(
-    study_id: str,
-    format_name: str,
-    path_text: str | None,
-    *,
-    into_text: str | None = None,
-    as_json: bool,
-    db: str | None,
-) -> int:
-    """Print the file, or write it to ``path_text``; the exit code.
-
-    ``into_text`` is a file of the user's own that the answer is merged into, and is not written.
-    """
+def run(asked: ExportAsked) -> int:
+    """Print the file, or write it; the exit code. A file of the user's own that the answer is
+    merged into is not written."""
+    format_name = asked.format_name
     if format_name == OPTUNA:
-        return _export_optuna(study_id, path_text, into_text, as_json=as_json, db=db)
-    is_put = _is_put(format_name, into_text)
+        return _export_optuna(asked)
     opened, into = None, None
-    path = None if path_text is None else read_path("write", path_text)
-    if is_put:
-        opened = open_file(str(into_text), format_name)
+    path = None if asked.write is None else read_path("write", asked.write)
+    if _is_put(format_name, asked.into):
+        opened = open_file(str(asked.into), format_name)
     else:
-        into = _checked(format_name, path, into_text)
-    with open_store(db, create=False) as store:
-        study = store.study(study_id)
+        into = _checked(asked, path)
+    with open_store(asked.db, create=False) as store:
+        study = store.study(asked.study)
     name = tuned_name(study.question.script)
     if format_name == TEMPLATE and not name:
         raise UsageError("format", TEMPLATE, "is for studies of a --script with a --template")
@@ -61,10 +52,10 @@ def run(
         from tuner.client.from_file import put_into  # with all that reads files
 
         knobs = opened.found.knobs
-        text, wanted = put_into(opened, str(into_text), knobs, study.question, best.settings)
+        text, wanted = put_into(opened, str(asked.into), knobs, study.question, best.settings)
         if opened.other is not None and opened.other.split(wanted)[1]:
             allowed = f"{opened.other.path} must change too: tuner suggest --from does both"
-            raise UsageError("into", into_text, allowed)
+            raise UsageError("into", asked.into, allowed)
     elif format_name == TEMPLATE:
         text = with_launch(suggestion, study.question).launch["files"][name]
     else:
@@ -75,7 +66,7 @@ def run(
             text = found.merge(text, into)
     if path is not None:
         write_text(path, text)
-    if as_json:
+    if asked.json:
         shown = {"study_id": study.id, "format": format_name, "path": str(path) if path else None}
         print_json({**shown, "text": text, "beside": list(beside)})
         return 0
@@ -100,39 +91,37 @@ def _is_put(format_name: str, into_text: str | None) -> bool:
     return into_text is not None
 
 
-def _checked(format_name: str, path: Path | None, into_text: str | None) -> str | None:
+def _checked(asked: ExportAsked, path: Path | None) -> str | None:
     """The text of the user's own file; what may be written over is checked before anything else."""
-    if format_name == TEMPLATE:
-        if into_text is not None:
-            raise UsageError("into", into_text, f"is not applied with {TEMPLATE}")
+    if asked.format_name == TEMPLATE:
+        if asked.into is not None:
+            raise UsageError("into", asked.into, f"is not applied with {TEMPLATE}")
         if path is not None and path.exists():  # it is anybody's file
             raise UsageError("write", str(path), "is there; name another file")
-        return None
-    if into_text is not None:
-        return read_into(into_text, format_name)
-    if path is not None:
-        check_replaceable("write", format_name, path)
+    elif asked.into is not None:
+        return read_into(asked.into, asked.format_name)
+    elif path is not None:
+        check_replaceable("write", asked.format_name, path)
     return None
 
 
-def _export_optuna(
-    study_id: str, path_text: str | None, into_text: str | None, *, as_json: bool, db: str | None
-) -> int:
+def _export_optuna(asked: ExportAsked) -> int:
     """Write the study into a storage; one without an answer too, as far as it has come."""
-    if path_text is not None:
-        raise UsageError("write", path_text, "is not applied with optuna: name a storage as --into")
-    if into_text is None:
+    if asked.write is not None:
+        allowed = "is not applied with optuna: name a storage as --into"
+        raise UsageError("write", asked.write, allowed)
+    if asked.into is None:
         raise UsageError("into", "nothing", "must name the storage, such as --into study.db")
-    if "://" in into_text:
+    if "://" in asked.into:
         allowed = "is an address: name the SQLite file alone, such as --into study.db"
-        raise UsageError("into", into_text, allowed)
+        raise UsageError("into", asked.into, allowed)
     from tuner.results.optuna_storage import write_storage  # imports Optuna, which takes a second
 
-    path = read_path("into", into_text)
-    with open_store(db, create=False) as store:
-        study = store.study(study_id)
+    path = read_path("into", asked.into)
+    with open_store(asked.db, create=False) as store:
+        study = store.study(asked.study)
     count = write_storage(study, path)
     wrote = {"study_id": study.id, "format": OPTUNA, "path": str(path), "trials": count}
     trials = count_text(count, "trial")
     text = f"wrote {trials} into {path}; see them: optuna-dashboard sqlite:///{path}"
-    return tell(wrote, text, as_json=as_json)
+    return tell(wrote, text, as_json=asked.json)

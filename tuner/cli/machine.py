@@ -2,54 +2,52 @@
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import typer
 from rich.text import Text
 
 from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
+from tuner.cli.options import CalibrateAsked, DoctorAsked
 from tuner.cli.studies import is_there
 from tuner.client.doctor import Diagnosis, Problem, diagnose
 from tuner.client.local import failure_text
 from tuner.client.place import check_here
 from tuner.client.request import read_cluster
-from tuner.client.worker_process import Signals, Worker
+from tuner.client.worker_process import Signals, worked
 from tuner.core.cluster import Cluster
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
-from tuner.errors import ProbeError, StoppedError, StoreError
+from tuner.errors import ProbeError, StoreError
 from tuner.store import open_store
 from tuner.text import moment_text, size_text
 
-# Between two looks at the worker.
-POLL_S = 0.1
 TERA, GIGA = 1e12, 1e9
 # From which on it is told.
 DISTURBED = 1.25
 
 
-def calibrate(cluster: str, *, as_json: bool, db: str | None) -> int:
-    asked = read_cluster(cluster)
-    check_here(asked)
-    with open_store(db) as store:
-        typer.echo(f"calibrating {asked.name}: this takes up to two minutes", err=True)
-        with watch_of(as_json=as_json) as watch:
+def calibrate(asked: CalibrateAsked) -> int:
+    cluster = read_cluster(asked.cluster)
+    check_here(cluster)
+    with open_store(asked.db) as store:
+        typer.echo(f"calibrating {cluster.name}: this takes up to two minutes", err=True)
+        with watch_of(as_json=asked.json) as watch:
             watch.waiting("timing matrices, copies, layers, updates and collectives")
             kept = "nothing is kept of this calibration"
-            code, words = _worked(calibrate_argv(asked), store.url, kept)
+            code, words = worked(calibrate_argv(cluster), {"TUNER_DB": store.url}, Signals(), kept)
         if code:
             raise ProbeError(failure_text(code, words))
-        found = store.calibration(asked, installed_versions())
+        found = store.calibration(cluster, installed_versions())
     if found is None:
         raise ProbeError("the worker ended well, and its calibration is not in the database")
-    if as_json:
-        print_json({**found.as_dict(), "catalogue": asked.as_dict()})
+    if asked.json:
+        print_json({**found.as_dict(), "catalogue": cluster.as_dict()})
     else:
-        _show_calibration(found, asked)
+        _show_calibration(found, cluster)
     return 0
 
 
@@ -122,28 +120,28 @@ def _figure(name: str, found: float, usual: float | None, interval: str = "") ->
     return name, f"{found:.4g}", interval, f"{usual:.4g}", f"{found / usual:.3f}" if usual else ""
 
 
-def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
-    """Diagnose, with ``check`` after training the guard's replicas; the exit code, 1 when something
+def diagnose_machine(asked: DoctorAsked) -> int:
+    """Diagnose, if asked after training the guard's replicas; the exit code, 1 when something
     serious is wrong.
     """
-    if check:
-        with open_store(db) as store:
+    if asked.run:
+        with open_store(asked.db) as store:
             url = store.url
         typer.echo("training small models with every knob; this takes a minute or two", err=True)
         argv = [sys.executable, "-P", "-m", "workers", "--guard"]
-        code, words = _worked(argv, url, "checks that were made are kept")
+        code, words = worked(argv, {"TUNER_DB": url}, Signals(), "checks that were made are kept")
         if code:
             raise ProbeError(f"the checks ended with exit code {code}: {words}")
     checks, beside = [], []
     try:
-        if is_there(db):
-            with open_store(db, create=False) as store:
+        if is_there(asked.db):
+            with open_store(asked.db, create=False) as store:
                 checks = list(store.checks().values())
     except StoreError as error:  # the machine is diagnosed all the same
         mend = "until then nothing is kept or read there"
         beside = [Problem(what=str(error), mend=mend, serious=True)]
     found = diagnose(checks, beside=beside)
-    if as_json:
+    if asked.json:
         print_json(found.as_dict())
         return 0 if found.is_sound else 1
     stdout_console().print(facts_grid(_facts(found)))
@@ -173,17 +171,6 @@ def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
     if not found.problems:
         typer.echo("nothing is wrong")
     return 0 if found.is_sound else 1
-
-
-def _worked(argv: Sequence[str], url: str, kept: str) -> tuple[int, str]:
-    """Runs a worker to its end: its exit code and last words; ``kept`` is what a stop tells."""
-    with Signals() as signals, Worker(argv, {"TUNER_DB": url}) as worker:
-        while (code := worker.poll()) is None and not signals.noted:
-            time.sleep(POLL_S)
-        if signals.noted:
-            worker.stop(signals)
-            raise StoppedError(signals.noted[0], kept)
-        return code or 0, worker.last_words()
 
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:

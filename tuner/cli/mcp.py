@@ -11,6 +11,7 @@ from typing import Annotated, Any, ParamSpec
 from pydantic import Field
 
 import tuner
+from tuner.cli.options import McpAsked
 from tuner.client.cases import NotCoveredError, Policy
 from tuner.client.values import plain_arguments
 from tuner.core.adapter import AdapterMethod
@@ -48,13 +49,8 @@ File = Annotated[
 MOST_SENTENCES = 5
 
 
-def serve(db: str | None) -> None:
+def serve(asked: McpAsked) -> int:
     """Serves the tools over this process's stdin and stdout, until they close."""
-    server_of(db).run("stdio")
-
-
-def server_of(db: str | None) -> Any:
-    """The server, over a database."""
     try:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
@@ -74,10 +70,11 @@ def server_of(db: str | None) -> Any:
 
         return tell
 
-    server, tools = MCPServer("tuner", instructions=tuner.__doc__), Tools(db)
+    server, tools = MCPServer("tuner", instructions=tuner.__doc__), Tools(asked.db)
     for one in (tools.suggest, tools.predict, tools.check, tools.size, tools.studies):
         server.add_tool(told(one), name=one.__name__)
-    return server
+    server.run("stdio")
+    return 0
 
 
 class Tools:

@@ -1,6 +1,6 @@
 """The options of commands: a dataclass for each of the large ones, expanded into the command.
 
-``options.toml`` has their words. Values stay text here, and :mod:`tuner.cli.values` reads them: so
+``words.toml`` has their words. Values stay text here, and :mod:`tuner.cli.values` reads them: so
 every bad value gets an error of the same form, with what was given and what is allowed, and showing
 help imports nothing else.
 """
@@ -11,19 +11,16 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, get_origin
 
 from typer import Argument, Option
 
 from tuner.core.launcher import LauncherName
 
-T = TypeVar("T")
-
-# The panel of what is trained, which the largest commands have in common.
-WORKLOAD = "What is trained"
 Text = str | None
 Several = list[str] | None
 
@@ -109,22 +106,13 @@ QuestionFile = Annotated[
 ]
 
 
-Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, nothing else.")]
-Database = Annotated[
-    str | None,
-    Option(
-        "--db",
-        metavar="URL",
-        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB,"
-        " else SQLite in the user's data folder.",
-    ),
-]
 # By the name of an option.
 COMPLETIONS: Mapping[str, Callable[[str], list[str]]] = {
     "model": model_names,
     "cluster": cluster_names,
     "format_name": format_names,
     "write": format_names,
+    "study": study_ids,
 }
 
 
@@ -157,8 +145,8 @@ class WorkloadAsked:
     framework_version: Several = None
     headroom: Text = None
     memory_limit: Text = None
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +169,6 @@ class Asked(WorkloadAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestAsked(Asked):
-    """Options of ``tuner suggest``."""
-
     from_file: Text = None
     format_name: Text = None
     settings: Text = None
@@ -206,8 +192,6 @@ class SuggestAsked(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAsked(Asked):
-    """Options of ``tuner probe``."""
-
     settings: str
 
 
@@ -238,8 +222,6 @@ class CheckAsked(CaseAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeAsked(WorkloadAsked):
-    """Options of ``tuner size``."""
-
     family: Text = None
     cluster: list[str]
     knob: Several = None
@@ -252,8 +234,6 @@ class SizeAsked(WorkloadAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearseAsked:
-    """Options of ``tuner rehearse``, as they were written."""
-
     command: list[str]
     cluster: Text = None
     ranks: str = "0"
@@ -264,13 +244,11 @@ class RehearseAsked:
     allow_network: bool = False
     allow_writes: bool = False
     even_here: bool = False
-    json: Json = False
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAsked:
-    """Options of ``tuner worker``, as they were written."""
-
     pool: Several = None
     name: str = ""
     once: bool = False
@@ -282,38 +260,68 @@ class WorkerAsked:
     pass_env: Several = None
     probe_deadline: Text = None
     json: bool = False
-    db: Database = None
+    db: Text = None
 
 
-def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
-    """Make a function of one ``kind`` a command whose options are the fields of ``kind``."""
-
-    def expand(command: Callable[[T], int]) -> Callable[..., int]:
-        @wraps(command)
-        def run(**options: Any) -> int:
-            return command(kind(**options))
-
-        return _signed(run, kind)
-
-    return expand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeAsked:
+    host: Text = None
+    port: int | None = None
+    require_keys: bool | None = None
+    json: bool = False
+    db: Text = None
 
 
-def worded(command: Callable[..., int]) -> Callable[..., int]:
-    """A command with the words of its options; of those of a class, it has them already."""
-    if hasattr(command, "__signature__"):
-        return command
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpAsked:
+    db: Text = None
 
-    @wraps(command)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateAsked:
+    cluster: str = "local"
+    json: bool = False
+    db: Text = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorAsked:
+    run: bool = False
+    json: bool = False
+    db: Text = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAsked:
+    study: str
+    format_name: str
+    write: Text = None
+    into: Text = None
+    json: bool = False
+    db: Text = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowAsked:
+    study: str
+    why: bool = False
+    json: bool = False
+    db: Text = None
+
+
+def command_of(of: Callable[..., Any], work: str = "") -> Callable[..., int]:
+    """A command as Typer reads it, with the words of its options: a function, or a class of
+    options, for which the function ``work`` ("module.name" of this package) does the work."""
+
     def run(**options: Any) -> int:
-        return command(**options)
+        if not work:
+            return int(of(**options))
+        module, _, name = work.partition(".")
+        # imported when it is called: the help of all commands must be quick
+        return int(getattr(import_module(f"{__package__}.{module}"), name)(of(**options)))
 
-    return _signed(run, command)
-
-
-def _signed(run: Callable[..., int], of: Callable[..., Any]) -> Callable[..., int]:
-    """Has ``run`` look to Typer as a class or function does, with the words of its parameters."""
-    owners = [one.__name__ for one in getattr(of, "__mro__", (of,))]
-    known = [panels for one in owners for panels in _words().get(one, {}).items()]
+    owners = [*(one.__name__ for one in getattr(of, "__mro__", (of,))), "any command"]
+    known = [panels for one in owners for panels in words().get(one, {}).items()]
 
     def option(one: inspect.Parameter) -> inspect.Parameter:
         if get_origin(one.annotation) is Annotated:
@@ -337,6 +345,7 @@ def _signed(run: Callable[..., int], of: Callable[..., Any]) -> Callable[..., in
 
 
 @cache
-def _words() -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
-    """By command or class, panel and option: metavar, help, and names other than its own."""
-    return tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))
+def words() -> Mapping[str, Mapping[str, Any]]:
+    """The help of each command; by command or class, panel and option: metavar, help, and names
+    other than its own."""
+    return tomllib.loads((files(__package__) / "words.toml").read_text("utf-8"))

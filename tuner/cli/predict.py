@@ -15,9 +15,9 @@ from tuner.cli.console import stdout_console, watch_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import PredictAsked
 from tuner.cli.values import Texts
-from tuner.client.cases import Case, Policy, answer_cases, answer_of
+from tuner.client.cases import Case, DryRuns, Policy, answer_cases, answer_of
 from tuner.client.cases.reading import CaseGiven, Stream
-from tuner.client.predict import dry_runs_of, read_single_case
+from tuner.client.predict import read_single_case
 from tuner.client.values import model_note
 from tuner.core.bounds import choice
 from tuner.errors import (
@@ -29,6 +29,7 @@ from tuner.errors import (
     why_unreadable,
 )
 from tuner.explain.memory import compared_layouts
+from tuner.store import open_store
 from tuner.text import count_text
 
 # Exit code when nobody reads stdout any more, as of other programs in a pipe.
@@ -59,7 +60,8 @@ def _run_all(file: Stream, asked: PredictAsked, policy: Policy) -> int:
     try:
         with (
             watch_of(as_json=asked.json) as watch,
-            dry_runs_of(asked.db, policy, watch) as dry_runs,
+            open_store(asked.db) as store,
+            DryRuns(store, policy, watch) as dry_runs,
         ):
             for answer in answer_cases(file, dry_runs):
                 sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
@@ -99,7 +101,11 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     if note := model_note(str(asked.model), task):  # told once, and before what takes long
         typer.echo(note, err=True)
         case = replace(case, notes=tuple(one for one in case.notes if one != note))
-    with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:
+    with (
+        watch_of(as_json=asked.json) as watch,
+        open_store(asked.db) as store,
+        DryRuns(store, policy, watch) as dry_runs,
+    ):
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
         classes = () if asked.json else compared_layouts(case.question, case.settings)

@@ -10,7 +10,7 @@ from rich.text import Text
 from tuner.cli.console import Column, facts_grid, stdout_console, table_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
-from tuner.cli.progress import Terminal
+from tuner.cli.progress import terminal
 from tuner.cli.render import show_logs
 from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
@@ -98,14 +98,8 @@ def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Pr
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
         store.move(study.id, StudyState.DONE, reason, expect=queued)
         return store.study(study.id), entered
-    argv = worker_argv(
-        study.id,
-        queued_only=str(fidelity),
-        probe_deadline_s=placed.probe_deadline_s,
-        launcher=placed.launcher,
-        ray=placed.ray,
-    )
-    study = follow(store, study, Terminal(), argv)
+    argv = worker_argv(study.id, placed.probing, queued_only=str(fidelity))
+    study = follow(store, study, terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
 
 

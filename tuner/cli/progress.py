@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from textwrap import fill
 from typing import Any, Self
 
@@ -13,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.tables import probes_table
-from tuner.client.answered import PlainLines, Progress, of_most
+from tuner.client.answered import of_most
+from tuner.client.local import Caller
 from tuner.client.values import silent
 from tuner.client.worker_process import Signals
 from tuner.core.measurement import RAN
@@ -118,22 +120,9 @@ class LiveTable:
         return "choosing the next probe"
 
 
-class Terminal:
-    """Somebody at a terminal, or a program that reads stderr; ``quiet`` shows nothing there."""
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._say = silent if quiet else to_stderr
-        self._quiet = quiet
-
-    def note(self, text: str) -> None:
-        self._say(text)
-
-    def progress_of(self, study: Study) -> Progress:
-        """Chooses what fits stderr: stdout is for the answer."""
-        console = Console(stderr=True)
-        if console.is_terminal and not self._quiet:
-            return LiveTable(console, study)
-        return PlainLines(study, self._say)
-
-    def signals(self) -> Signals:
-        return Signals()
+def terminal(*, quiet: bool = False) -> Caller:
+    """Somebody at a terminal, or a program that reads stderr; stdout is for the answer. ``quiet``
+    shows nothing there."""
+    console = Console(stderr=True)
+    live = partial(LiveTable, console) if console.is_terminal and not quiet else None
+    return Caller(note=silent if quiet else to_stderr, signals=Signals, live=live)

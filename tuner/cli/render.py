@@ -17,14 +17,13 @@ from tuner.cli.console import (
 )
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
-from tuner.cli.options import SuggestAsked
-from tuner.cli.progress import Terminal
+from tuner.cli.options import ShowAsked, SuggestAsked
+from tuner.cli.progress import terminal
 from tuner.cli.serve import page_of
 from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
 from tuner.client.place import with_reason
-from tuner.client.request import RequestHere
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
@@ -54,23 +53,25 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    for name in ("format_name", "settings", "in_place", "no_backup", "diff"):
-        if given := getattr(asked, name):
-            raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
-    return show_asked(asked, answer_asked(asked, read_options(asked)))
+    question = None
+    if asked.from_file is not None:
+        from tuner.cli.from_file import read_file, show_file  # with all that reads files
 
-
-def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
-    """The answer to a request, where and as the options say."""
+        question = read_file(asked, asked.from_file)
+        request = question.request
+    else:
+        for name in ("format_name", "settings", "in_place", "no_backup", "diff"):
+            if given := getattr(asked, name):
+                raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
+        request = read_options(asked)
     if asked.tokens is not None:
         read_tokens("tokens", asked.tokens)
-    return answer_at(
-        request,
-        Terminal(quiet=asked.quiet),
-        asked.write or (),
-        server=asked.server,
-        db=asked.db,
+    answered = answer_at(
+        request, terminal(quiet=asked.quiet), asked.write or (), server=asked.server, db=asked.db
     )
+    if question is not None:
+        return show_file(asked, question, answered)
+    return show_asked(asked, answered)
 
 
 def show_asked(
@@ -114,18 +115,18 @@ def show_asked(
     if not asked.quiet:
         console.print()
     written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
-    more = {"written": written, "page": page, "then": then, "keep": keep}
+    more = {"written": written, "page": page, "then": then, "keep": keep, "whole": asked.why}
     show_answer(console, study, suggestion, tokens, **more)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
     return report(why, as_json=False)
 
 
-def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> int:
-    with open_store(db, create=False) as store:
-        study = with_reason(store, store.study(study_id))
+def show_study(asked: ShowAsked) -> int:
+    with open_store(asked.db, create=False) as store:
+        study = with_reason(store, store.study(asked.study))
     suggestion = with_launch(answer(study), study.question)
-    if as_json:
+    if asked.json:
         own = {"id": study.id, "state": str(study.state), "reason": study.reason}
         own |= {"created_at": study.created_at, "asked_at": study.asked_at}
         question: dict[str, Any] = shown_question(study.question.as_dict())
@@ -151,12 +152,13 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
     none = None
     if suggestion.best is None and study.state not in OPEN:
         none = why_none(study, suggestion, shown=True)
-    if why or (suggestion.best is None and not isinstance(none, NothingFitsError)):
+    if asked.why or (suggestion.best is None and not isinstance(none, NothingFitsError)):
         show_all(console, suggestion, rank_word(study.question))
     if isinstance(none, NothingFitsError):
         show_ways_out(console, none, ways_out(study.question, study.limits))
     console.print()
-    show_answer(console, study, suggestion, page=page_of(study.id, None, db))
+    page = page_of(study.id, None, asked.db)
+    show_answer(console, study, suggestion, page=page, whole=asked.why)
     return 0
 
 
@@ -282,8 +284,10 @@ def show_answer(
     page: str = "",
     then: str = "",
     keep: str = "",
+    whole: bool = False,
 ) -> None:
-    """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most."""
+    """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most, or a
+    ``whole`` one with all single changes."""
     width = min(console.width, TEXT_WIDTH) - INDENT
 
     def block(title: str, texts: Iterable[str], most: int = MOST_LINES) -> list[Text]:
@@ -307,7 +311,7 @@ def show_answer(
         for line in end:
             console.print(line, soft_wrap=True)
         return
-    told = brief(study, suggestion, tokens)
+    told = brief(study, suggestion, tokens, whole=whole)
     answer, why = (
         block("Found" if keep else "Answer", told.answer),
         block("Why", told.why, MOST_WHY),
@@ -321,7 +325,7 @@ def show_answer(
         room -= 1
     for line in (*answer, Text(), *why):
         console.print(line, soft_wrap=True)
-    if rows := told.changes[: max(0, room)]:
+    if rows := told.changes[: None if whole else max(0, room)]:
         print_rows(KNOB_HEADS, rows, indent=2)
     for line in (Text(), *sure, *end):
         console.print(line, soft_wrap=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from tuner.cli.options import WorkerAsked
+from tuner.cli.options import ServeAsked, WorkerAsked
 from tuner.client.worker_process import Signals, probing_arguments
 from tuner.core.launcher import LauncherName
 from tuner.environment import PASSED_BY_NAME
@@ -20,21 +20,19 @@ from tuner.errors import UsageError
 from tuner.text import read_duration
 
 
-def serve(
-    *, host: str | None, port: int | None, require_keys: bool | None, as_json: bool, db: str | None
-) -> NoReturn:
+def serve(asked: ServeAsked) -> NoReturn:
     """Become the service; does not return.
 
     Options left out are read from ``TUNER_*`` variables, or a file ``.env``.
     """
     argv = [sys.executable, "-P", "-m", "api"]
-    if host is not None:
-        argv += ["--host", host]
-    if port is not None:
-        argv += ["--port", str(port)]
-    if require_keys is not None:
-        argv.append("--require-keys" if require_keys else "--no-require-keys")
-    _become([*argv, "--json"] if as_json else argv, db)
+    if asked.host is not None:
+        argv += ["--host", asked.host]
+    if asked.port is not None:
+        argv += ["--port", str(asked.port)]
+    if asked.require_keys is not None:
+        argv.append("--require-keys" if asked.require_keys else "--no-require-keys")
+    _become([*argv, "--json"] if asked.json else argv, asked.db)
 
 
 def worker(asked: WorkerAsked) -> int:

@@ -33,18 +33,13 @@ def run(asked: SizeAsked) -> int:
         print_json(found.as_dict())
     else:
         show(stdout_console(), found)
-    why = why_none(found)
-    return 0 if why is None else report(why, as_json=False)
-
-
-def why_none(found: Sizes) -> TunerError | None:
-    """Why it can be had nowhere; ``None`` where it can somewhere."""
     if found.best is not None:
-        return None
-    whys = [f"{row.cluster.name}: {row.why}" for row in found.rows]
+        return 0
+    whys = "; ".join(f"{row.cluster.name}: {row.why}" for row in found.rows)
+    why: TunerError = ProbeError(f"the goal is not reached: {whys}")
     if all(row.fewest is None for row in found.rows):
-        return NothingFitsError(f"it fits on none of these: {'; '.join(whys)}")
-    return ProbeError(f"the goal is not reached: {'; '.join(whys)}")
+        why = NothingFitsError(f"it fits on none of these: {whys}")
+    return report(why, as_json=False)
 
 
 def show(console: Console, found: Sizes) -> None:

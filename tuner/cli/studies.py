@@ -8,12 +8,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.cli.options import Database, Json, Several, Text, study_ids
+from tuner.cli.options import Several, Text
 from tuner.errors import TunerError, UsageError
 from tuner.text import moment_text
 
@@ -27,23 +27,8 @@ LONGEST_NAME = 24
 # Characters without which reasons are not shown.
 NARROWEST_REASON = 20
 
-StudyId = Annotated[
-    str,
-    typer.Argument(
-        metavar="STUDY",
-        help="A study's id, or a beginning of it that no other has.",
-        autocompletion=study_ids,
-    ),
-]
 
-
-def list_studies(label: Several = None, json: Json = False, db: Database = None) -> int:
-    """List the 50 studies that were asked last, the newest first.
-
-    \b
-    Example:
-      tuner studies list
-    """
+def list_studies(label: Several = None, json: bool = False, db: Text = None) -> int:
     from tuner.core.study import parse_labels
     from tuner.store import open_store
 
@@ -104,15 +89,7 @@ def is_there(db: str | None) -> bool:
     return db is not None or not is_sqlite(url) or Path(str(url.database)).exists()
 
 
-def cancel_study(
-    study: StudyId, server: Text = None, json: Json = False, db: Database = None
-) -> int:
-    """Cancel a study: its running probe ends within seconds, and what was measured is kept.
-
-    \b
-    Example:
-      tuner studies cancel st-5c1f --server https://tuner.example.org
-    """
+def cancel_study(study: str, server: Text = None, json: bool = False, db: Text = None) -> int:
     from tuner.core.study import StudyState
     from tuner.store import open_store
 
@@ -134,13 +111,7 @@ def cancel_study(
     return tell(found, f"study {cancelled} is cancelled", as_json=json)
 
 
-def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int:
-    """Delete a study that is at its end, with its probes; what all studies use is kept.
-
-    \b
-    Example:
-      tuner studies delete st-5c1f
-    """
+def delete_study(study: str, json: bool = False, db: Text = None) -> int:
     from tuner.core.study import OPEN
     from tuner.store import open_store
     from tuner.store.access import Action, AuditNote, local_user
@@ -154,15 +125,7 @@ def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int
     return tell({"study_id": found.id}, f"study {found.id} is deleted", as_json=json)
 
 
-def list_workers(here: bool = False, json: Json = False, db: Database = None) -> int:
-    """List the workers that serve studies now: those that gave a sign within the last minute.
-
-    Exit code 1 says that there is none.
-
-    \b
-    Example:
-      tuner workers --here
-    """
+def list_workers(here: bool = False, json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.workers import Workers
 

@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked, WorkloadAsked
+from tuner.client.answered import framework_of_files
 from tuner.client.request import WITHIN, Common, RequestHere, read_here
 from tuner.client.values import ARGUMENTS
 from tuner.core.adapter import QUANTIZED, Adapter
@@ -49,11 +50,6 @@ def read_documents(field: str, text: str) -> dict[str, object]:
         raise UsageError(field, text, f"{allowed}: {error}") from error
 
 
-def read_tags(field: str, texts: Sequence[str]) -> dict[str, str]:
-    """Labels of a study; one without a value is empty."""
-    return {name: text or "" for name, text in parse_labels(field, texts).items()}
-
-
 def read_knobs(texts: Iterable[str]) -> dict[str, list[str]]:
     """Allowed values by knob; the request checks them."""
     found: dict[str, list[str]] = {}
@@ -79,7 +75,8 @@ READ: Mapping[str, Callable[[str, Any], Any]] = {
     "documents": read_documents,
     "framework_version": lambda field, texts: parse_stated_versions(texts),
     "knob": lambda field, texts: read_knobs(texts),
-    "label": read_tags,
+    # of a study; one without a value is empty
+    "label": lambda field, texts: {n: v or "" for n, v in parse_labels(field, texts).items()},
     "max_gpu_seconds": read_seconds,
     "memory_limit": lambda field, text: read_size(field, text) / 2**30,
 }
@@ -158,7 +155,11 @@ def request_arguments(texts: Texts, asked: Asked) -> dict[str, Any]:
     """The options of ``suggest`` and ``probe`` as arguments, with what of the user's is run."""
     given = texts.arguments(asked, RequestHere)
     given["script"] = texts.made(lambda: _script(asked))
-    return given if isinstance(asked, SuggestAsked) else {**given, "max_probes": 1}
+    if not isinstance(asked, SuggestAsked):
+        return {**given, "max_probes": 1}
+    if asked.framework is None and asked.from_file is None:
+        given["framework"] = framework_of_files(asked.write or ())
+    return given
 
 
 def _script(asked: Asked) -> Script | None:

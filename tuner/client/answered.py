@@ -5,7 +5,7 @@ anything is probed.
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from html import escape
@@ -331,6 +331,14 @@ _OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
     FrameworkName.NANOTRON: ("nanotron",),
     FrameworkName.DEEPSPEED: ("deepspeed",),
 }
+
+
+def framework_of_files(wanted: Iterable[str]) -> FrameworkName | None:
+    """The framework that is meant by whoever wants such files, each ``FORMAT=PATH``; ``None`` where
+    they are of none, or of several."""
+    names = {one.partition("=")[0] for one in wanted}
+    found = [name for name, own in _OF_FRAMEWORK.items() if own and own[0] in names]
+    return found[0] if len(found) == 1 else None
 
 
 def with_launch(

@@ -143,11 +143,6 @@ def _why_no_rehearsal() -> str:
     return machine.why_no_standin()
 
 
-def stands_in(cluster: Cluster, there: Machine | None = None) -> bool:
-    """Says if the device here, or there, is of another kind than the cluster's, and as large."""
-    return not has_one(cluster, there)
-
-
 def best_fidelity(
     question: Question,
     rates: Callable[[], Calibration | None] = lambda: None,

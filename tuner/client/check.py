@@ -30,7 +30,7 @@ from tuner.client.parts import (
     cluster_of,
     not_local,
 )
-from tuner.client.predict import Saying, SettingsLike
+from tuner.client.predict import SettingsLike
 from tuner.client.request import read
 from tuner.client.values import (
     BESIDE_A_FILE,
@@ -146,30 +146,49 @@ def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
         UsageError: something is wrong, missing, or said otherwise in the file.
     """
     given = read(CheckRequest, values)
-    found = given.sent.opened().found
-    found = with_known_model(found, getattr(given.workload, "model", None), "from.model")
-    name = found.format_name
+    opened, beside = sent_of(given)
     written, names = given.settings
-    beside: dict[str, Any] = {
-        "cluster": given.cluster,
+    beside |= {
         "settings": {name: getattr(written, name) for name in names},
         "headroom": given.headroom,
         "memory_limit_gib": given.memory_limit_gib,
     }
-    for field in WorkloadGiven.model_fields:
-        if field in given.workload.model_fields_set:
-            beside[field] = getattr(given.workload, field)
-    if given.framework is not None:
-        beside |= {"framework": given.framework.name}
-        beside |= {"framework_versions": dict(given.framework.versions) or None}
     try:
-        return name, case_of(found, beside)
+        return opened.found.format_name, case_of(opened.found, beside)
     except NotCoveredError as error:
-        return name, error
+        return opened.found.format_name, error
+
+
+def sent_of(given: Any) -> tuple[Opened, dict[str, Any]]:
+    """The file that a request has as its text, and what the request says beside it.
+
+    Its model is out of the catalogue, unless another is said: its name alone could be that of a
+    file here.
+
+    Raises:
+        UsageError: the file cannot be read, or the catalogue has no model like its own.
+    """
+    beside = {name: getattr(given.workload, name) for name in given.workload.model_fields_set}
+    beside["cluster"] = given.cluster
+    if given.framework is not None:
+        versions = dict(given.framework.versions) or None
+        beside |= {"framework": given.framework.name, "framework_versions": versions}
+    opened = given.sent.opened()
+    model, *others = opened.found.may.get("model", (None,))
+    if not isinstance(model, str):
+        return opened, beside
+    known = models.find(model) or models.alike(model)
+    if known is not None:
+        found = replace(opened.found, may={**opened.found.may, "model": (known, *others)})
+        return replace(opened, found=found), beside
+    if beside.get("model") is None:
+        allowed = "is not in the catalogue: give the fields of its config.json as workload.model"
+        raise UsageError("from.model", model[:100], allowed)
+    return opened, beside
 
 
 def with_study(opened: Opened, store: Store) -> Found:
-    """What a file says, with the question of the study that it names, where that is here."""
+    """Completes what a file says with the question of the study that it names, if that is here."""
     found = opened.found
     named = trainer.told_by_name(opened.values) if found.format_name == trainer.NAME else None
     if found.told is not None or named is None:
@@ -184,25 +203,6 @@ def with_study(opened: Opened, store: Store) -> Found:
         shards = named[1]["tp_size"] < question.cluster.world_size
         knobs["sharding"] = str(Sharding.FULL_SHARD if shards else Sharding.DDP)
     return replace(found, told=(question, Settings.from_dict(knobs)))
-
-
-def with_known_model(found: Found, given: Any, field: str) -> Found:
-    """A file that was sent, with its model out of the catalogue, unless another is ``given``: its
-    name alone could be that of a file here.
-
-    Raises:
-        UsageError: the catalogue has none like it; the file says it in ``field``.
-    """
-    model = found.may.get("model", (None,))[0]
-    if not isinstance(model, str):
-        return found
-    known = models.find(model) or models.alike(model)
-    if known is not None:
-        return replace(found, may={**found.may, "model": (known, *found.may["model"][1:])})
-    if given is None:
-        allowed = "is not in the catalogue: give the fields of its config.json as workload.model"
-        raise UsageError(field, model[:100], allowed)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ def check(
     opened, given = open_file(path, format_name), plain_arguments(**beside, cluster=cluster)
     if settings is not None:
         given["settings"] = said_knobs(settings)
-    return check_file(opened, path, given, db, policy, Saying(progress or silent))
+    return check_file(opened, path, given, db, policy, Watch(progress or silent))
 
 
 def check_file(

@@ -151,7 +151,12 @@ def diagnose(
         mend = "name the cluster with --cluster"
         no_place = [Problem(what=str(error), mend=mend, serious=True)]
     missing = [package for package in STACK if package not in known]
-    here = [v for v in verdicts if _is_of(known, v)]
+    here = [  # on the stack of these versions, and of no script of a user's
+        one
+        for one in verdicts
+        if not one.program and {*STACK} <= one.versions.keys() <= known.keys()
+        if all(same_release(version, known[name]) for name, version in one.versions.items())
+    ]
     # by the knob and value that are to blame, as studies take them; by an empty name those of none
     reached = [v for v in here if v.result is not CheckState.NOT_CHECKED and v.settings]
     by_check = {check_of(verdict, ""): verdict for verdict in reached}
@@ -220,16 +225,6 @@ def look_at_gpus() -> GpuLook:
     except (ValueError, KeyError, TypeError):
         words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
         return GpuLook(why_unusable=f"the GPUs cannot be looked at: {words}")
-
-
-def _is_of(versions: Mapping[str, str], verdict: GuardCheck) -> bool:
-    """Tells whether a verdict is on the stack of these versions, and of no script of a user's."""
-    if verdict.program:
-        return False
-    theirs = verdict.versions
-    return {*STACK} <= theirs.keys() <= versions.keys() and all(
-        same_release(version, versions[package]) for package, version in theirs.items()
-    )
 
 
 def _checks(

@@ -44,6 +44,8 @@ from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import attention_names, linears
 
+# Arguments that are as the file says, or what is beside it.
+AS_SAID = ("reduce_dtype", "loss", "tensor_parallel", "frozen", "image_tokens")
 NO_OPTION = "the file does not say it"
 
 
@@ -129,13 +131,9 @@ def asked_of(
         "sequence_length": length,
         "optimizer": "adamw" if own("optimizer") is None else own("optimizer"),
         "precision": precision,
-        "reduce_dtype": own("reduce_dtype"),
-        "loss": own("loss"),
-        "tensor_parallel": own("tensor_parallel"),
         "adapter": adapter,
-        "frozen": own("frozen"),
-        "image_tokens": own("image_tokens"),
         "packing": packing,
+        **{name: own(name) for name in AS_SAID},
         "task": None if "model_name" in found.may else own("task"),
         "framework": stack,
         "framework_versions": stated,

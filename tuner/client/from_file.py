@@ -17,7 +17,7 @@ from pydantic import Field, create_model
 from tuner.catalog.versions import version_table
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, with_known_model
+from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, sent_of
 from tuner.client.files import FileSays, asked_of, case_of, place_of, with_liger
 from tuner.client.parts import FrameworkField
 from tuner.client.place import place_here
@@ -100,10 +100,7 @@ def read_question(
     if beside.get("cluster") is None and not (says and more.get("fidelity") == Fidelity.PREDICTED):
         beside = {**beside, "cluster": "local"}  # where it is probed
     asked = asked_of(found, beside, where.parent)
-    values = dict(asked.arguments)
-    if "fused_loss" in found.free:
-        stated, _ = with_liger(True, values["framework"], values["framework_versions"])
-        values["framework_versions"] = stated
+    values = _arguments(opened, asked)
 
     def made(knobs: Mapping[str, Any]) -> RequestHere:
         # as it was spelled: of "local" more is to be said
@@ -116,6 +113,15 @@ def read_question(
     return FileQuestion(
         path=where.expanduser(), opened=opened, asked=asked, request=request, beside=beside
     )
+
+
+def _arguments(opened: Opened, asked: FileSays) -> dict[str, Any]:
+    """Arguments of the file, in versions in which a fused loss can be had where it is free."""
+    values = dict(asked.arguments)
+    if "fused_loss" in opened.found.free:
+        stack = values["framework"], values["framework_versions"]
+        values["framework_versions"], _ = with_liger(True, *stack)
+    return values
 
 
 def _with_knobs(
@@ -170,24 +176,14 @@ def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
     if "from" not in values:
         return read_request(values), ()
     given: Any = read(TuneFromRequest, values)
-    opened = given.sent.opened()
-    work = {name: getattr(given.workload, name) for name in given.workload.model_fields_set}
-    found = with_known_model(opened.found, work.get("model"), "from.model")
-    opened = replace(opened, found=found)
-    beside = {**work, "cluster": given.cluster}
-    if given.framework is not None:
-        versions = dict(given.framework.versions) or None
-        beside |= {"framework": given.framework.name, "framework_versions": versions}
+    opened, beside = sent_of(given)
     try:
-        asked = asked_of(found, beside)
+        asked = asked_of(opened.found, beside)
     except NotCoveredError:
         raise
     except UsageError as error:
         raise all_of(map(as_field, error.errors)) from error
-    arguments = dict(asked.arguments)
-    if "fused_loss" in found.free:
-        stack = arguments["framework"], arguments["framework_versions"]
-        arguments["framework_versions"], _ = with_liger(True, *stack)
+    arguments = _arguments(opened, asked)
     of_file = {"from", "workload", "framework", "cluster", "knobs"}
     rest = {name: value for name, value in values.items() if name not in of_file}
     newest = {name: package.newest for name, package in version_table().packages.items()}

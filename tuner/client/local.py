@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from tuner.client.advance import advance_from_cache, conclude, is_answered
 from tuner.client.answered import PlainLines, Progress
@@ -22,35 +22,21 @@ from tuner.store import Store
 from tuner.text import count_text, moment_text
 
 
-class Caller(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
     """Somebody who waits for an answer."""
 
-    def note(self, text: str) -> None:
-        """Show a line, outside of any progress."""
-
-    def progress_of(self, study: Study) -> Progress:
-        """Makes the display of a study while it is answered."""
-
-    def signals(self) -> Signals:
-        """Watches for requests to the caller to end."""
-
-
-class PythonCaller:
-    """A Python program. Its signals stay its own: Ctrl-C is a ``KeyboardInterrupt`` there, and in
-    threads and notebooks nothing may be changed about them.
+    note: Say
+    """Shows a line, outside of any progress."""
+    signals: type[Signals] = NoSignals
+    """Watches for requests to the caller to end. Those of a Python program stay its own: Ctrl-C is
+    a ``KeyboardInterrupt`` there, and in threads and notebooks nothing may be changed about them.
     """
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-
-    def note(self, text: str) -> None:
-        self._say(text)
+    live: Callable[[Study], Progress] | None = None
+    """Makes the display of a study while it is answered; by default it is lines."""
 
     def progress_of(self, study: Study) -> Progress:
-        return PlainLines(study, self._say)
-
-    def signals(self) -> Signals:
-        return NoSignals()
+        return PlainLines(study, self.note) if self.live is None else self.live(study)
 
 
 # Between two looks at the database: often enough for people, and nothing beside a probe.
@@ -72,22 +58,30 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
         KeyboardInterrupt: the same, of a caller whose signals are Python's own.
     """
     environment, progress = {"TUNER_DB": store.url}, caller.progress_of(study)
+    events = store.events(study.id)
+    seen, study = events[-1].id if events else 0, store.study(study.id)
+
+    def read() -> Study:
+        """The study, read again only when something happened to it."""
+        nonlocal seen, study
+        if events := store.events(study.id, after=seen):
+            seen, study = events[-1].id, store.study(study.id)
+        return study
+
     with caller.signals() as signals, Worker(argv, environment) as worker, progress:
-        reader = _Reader(store, study.id)
         try:
-            watch(reader.read, progress, lambda: worker.poll() is not None or bool(signals.noted))
+            watch(read, progress, lambda: worker.poll() is not None or bool(signals.noted))
         except KeyboardInterrupt:
             worker.stop(signals)
             raise
         if signals.noted:
             progress.note("stopping; once more to force it")
             worker.stop(signals)
-            done = sum(probe.state is ProbeState.DONE for probe in reader.read().probes)
+            done = sum(probe.state is ProbeState.DONE for probe in read().probes)
             kept = count_text(done, probe_word(study.limits.fidelity))
             kept = f"study {study.id} keeps its {kept}"
             raise StoppedError(signals.noted[0], f"{kept}, and the same command continues it")
-        study = reader.read()
-        progress.show(study)
+        progress.show(read())
         if code := worker.poll():
             raise ProbeError(failure_text(code, worker.last_words()))
     return study
@@ -101,22 +95,6 @@ def watch(read: Callable[[], Study], progress: Progress, is_over: Callable[[], b
     while not is_over():
         progress.show(read())
         time.sleep(POLL_S)
-
-
-class _Reader:
-    """Reads a study again only when something happened to it."""
-
-    def __init__(self, store: Store, study_id: str) -> None:
-        self._store = store
-        events = store.events(study_id)
-        self._seen = events[-1].id if events else 0
-        self._study = store.study(study_id)
-
-    def read(self) -> Study:
-        if events := self._store.events(self._study.id, after=self._seen):
-            self._seen = events[-1].id
-            self._study = self._store.study(self._study.id)
-        return self._study
 
 
 def failure_text(code: int, words: str) -> str:
@@ -144,13 +122,7 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
         caller.note(status_text(closed, answered=True))
         return closed
     caller.note(status_text(study, answered=False))
-    argv = worker_argv(
-        study.id,
-        probe_deadline_s=placed.probe_deadline_s,
-        launcher=placed.launcher,
-        ray=placed.ray,
-    )
-    study = follow(store, study, caller, argv)
+    study = follow(store, study, caller, worker_argv(study.id, placed.probing))
     check_limits(study, placed.limits)
     return study
 

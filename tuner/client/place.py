@@ -18,6 +18,7 @@ from tuner.client.capabilities import (
     why_unpriced,
 )
 from tuner.client.request import RequestHere, TuneRequest
+from tuner.client.worker_process import probing_arguments
 from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
     FLASH_PACKAGE,
@@ -66,12 +67,8 @@ class Placed:
     """Of the worker by which it was decided, or of this machine: what dry runs are made with."""
     notes: tuple[str, ...]
     """What was decided and not asked for, and why."""
-    probe_deadline_s: float | None = None
-    """Seconds that one probe may take; ``None`` for the worker's own limit."""
-    launcher: LauncherName | None = None
-    """What starts ranks; ``None`` for the worker's own choice."""
-    ray: str = ""
-    """Address of the Ray cluster of Ray's launcher; empty for the worker's own choice."""
+    probing: Sequence[str] = ()
+    """Arguments of a worker for how probes are run; none for its own choice."""
 
     @property
     def space(self) -> Space:
@@ -171,7 +168,7 @@ def with_reason(store: Store, study: Study) -> Study:
 
 
 def _lacks(study: Study, worker: RegisteredWorker) -> str:
-    """What a worker lacks to run a study's probes; empty if it can."""
+    """Names what a worker lacks to run a study's probes; empty if it can."""
     question, fidelity = study.question, study.limits.fidelity
     if fidelity is Fidelity.PREDICTED:
         return ""
@@ -231,9 +228,7 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         limits=limits,
         versions=here,
         notes=tuple(filter(None, (no_gpu, *request.notes, chosen))),
-        probe_deadline_s=deadline_s,
-        launcher=request.launcher,
-        ray=request.ray,
+        probing=probing_arguments(deadline_s, request.launcher, request.ray),
     )
 
 
@@ -297,11 +292,16 @@ def _check_alone(question: Question, fidelity: Fidelity, db: str | None) -> None
 
 def kept_rates(db: str | None, question: Question) -> Calibration | None:
     """Finds the calibration of the question's devices; no database is made for it."""
-    url = parse_url(default_url() if db is None else db)
-    if is_sqlite(url) and not Path(str(url.database)).exists():
+    if not is_kept(db):
         return None
     with open_store(db, create=False) as store:
         return store.calibration(question.cluster, question.framework.versions)
+
+
+def is_kept(db: str | None) -> bool:
+    """Says if a database is there: one in SQLite may not be made yet."""
+    url = parse_url(default_url() if db is None else db)
+    return not is_sqlite(url) or Path(str(url.database)).exists()
 
 
 # torch's ring attention knows the kernels of GPUs alone (``call_maps`` in torch/distributed/tensor/

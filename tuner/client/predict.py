@@ -1,8 +1,7 @@
 """``tuner.predict``: memory and speed of given settings, on any cluster, without a device."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any, Required, TypedDict, Unpack, overload
 
@@ -114,7 +113,7 @@ def predict(
         TypeError: neither cases nor all that a single one needs.
         StoreError: the database cannot be used.
     """
-    policy, watch = choice("dry_runs", Policy, dry_runs), Saying(progress or silent)
+    policy, watch = choice("dry_runs", Policy, dry_runs), Watch(progress or silent)
     if from_file is not None and cases is None:
         from tuner.client.check import check  # which shows predictions
 
@@ -144,25 +143,11 @@ def predict(
     return predictions(read, policy, db, watch)
 
 
-class Saying:
-    """A watch for a caller who is told lines."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-
-    def waiting(self, text: str) -> None:
-        if text:
-            self._say(text)
-
-    def note(self, text: str) -> None:
-        self._say(text)
-
-
 def predictions(
     read: Sequence[Case | NotCoveredError], policy: Policy, db: str | None, watch: Watch
 ) -> list[Prediction]:
     """The predictions of cases, with the dry runs that the policy asks for."""
-    with dry_runs_of(db, policy, watch) as dry_runs:
+    with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
         dry_runs.prepare([case for case in read if isinstance(case, Case)])
         return [
             Prediction(reason=one.allowed)
@@ -204,10 +189,3 @@ def read_single_case(
         settings=settings,
     )
     return read_case(nested(given), here=True, beside=beside, named=as_argument)
-
-
-@contextmanager
-def dry_runs_of(db: str | None, policy: Policy, watch: Watch) -> Iterator[DryRuns]:
-    """The dry runs that a database keeps, and those that are made."""
-    with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
-        yield dry_runs

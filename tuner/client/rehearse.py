@@ -3,7 +3,6 @@
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 from tuner.catalog.gpus import gpu_kinds
 from tuner.client.request import read_cluster
 from tuner.client.values import ClusterLike
-from tuner.client.worker_process import NoSignals, Signals, Worker
+from tuner.client.worker_process import NoSignals, Signals, worked
 from tuner.core.cluster import Cluster, Device
 from tuner.core.quantity import Provenance
 from tuner.cost.constants import default_costs
 from tuner.cost.time.rehearsed import Launches, RehearsedTime, rehearsed_time
-from tuner.errors import ProbeError, StoppedError, UsageError
+from tuner.errors import ProbeError, UsageError
 
 # What its figures are: torch's own allocator counted them for the script itself, on no GPU.
 REHEARSED = Provenance.REHEARSED
@@ -25,7 +24,6 @@ LAST = "last"
 MOST_STEPS = 1000
 LONGEST_S = 86_400.0
 MOST_TOKENS = 10**12
-POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,31 +106,24 @@ def rehearse(
         asked.write_text(json.dumps(order), encoding="utf-8")
         argv = [sys.executable, "-P", "-m", "workers.rehearsal"]
         argv += ["--order", str(asked), "--out", str(out)]
-        with signals or NoSignals() as noted, Worker(argv, {}) as worker:
-            while (code := worker.poll()) is None:
-                if noted.noted:
-                    worker.stop(noted)
-                    raise StoppedError(noted.noted[0], "nothing is left of the rehearsal")
-                time.sleep(POLL_S)
-            if code != 0 or not out.exists():
-                raise ProbeError(f"the rehearsal failed: {worker.last_words()}")
+        kept = "nothing is left of the rehearsal"
+        code, words = worked(argv, {}, signals or NoSignals(), kept)
+        if code != 0 or not out.exists():
+            raise ProbeError(f"the rehearsal failed: {words}")
         told = json.loads(out.read_text(encoding="utf-8"))
     if "error" in told:
         raise ProbeError(told["error"])
     for rank in told["ranks"]:
-        rank["time"] = _time(rank, found, tokens_per_step or 0).as_dict()
+        launches = rank.pop("launches", {"unknown": rank["detail"]})
+        if found is None:
+            timed = RehearsedTime(unknown="no GPU was named")
+        elif "unknown" in launches:
+            timed = RehearsedTime(unknown=launches["unknown"])
+        else:
+            read, per_step = Launches.from_dict(launches), tokens_per_step or 0
+            timed = rehearsed_time(read, found, default_costs(), tokens_per_step=per_step)
+        rank["time"] = timed.as_dict()
     return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(told["ranks"]))
-
-
-def _time(rank: dict[str, Any], cluster: Cluster | None, tokens: int) -> RehearsedTime:
-    """The step's time, of the launches in a rank's record, which are taken out of it."""
-    launches = rank.pop("launches", {"unknown": rank["detail"]})
-    if cluster is None:
-        return RehearsedTime(unknown="no GPU was named")
-    if "unknown" in launches:
-        return RehearsedTime(unknown=launches["unknown"])
-    told = Launches.from_dict(launches)
-    return rehearsed_time(told, cluster, default_costs(), tokens_per_step=tokens)
 
 
 def order_of(
@@ -143,7 +134,7 @@ def order_of(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """What the worker is told, but for what may be done."""
+    """Makes the order to the worker, but for what may be done."""
     if isinstance(command, str) or not command or not all(isinstance(one, str) for one in command):
         raise UsageError("command", command, "must be words, such as torchrun train.py")
     if not 1 <= steps <= MOST_STEPS:

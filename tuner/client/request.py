@@ -110,10 +110,6 @@ def _read_fidelity(value: Any) -> Fidelity | None:
     return Fidelity(value)
 
 
-def _read_labels(value: Any) -> tuple[tuple[str, str], ...]:
-    return tuple(read_labels("labels", value).items())  # which can be hashed
-
-
 # Frameworks, and what is taken where none is named, that choose no format of reductions themselves.
 REDUCES_AS_TOLD = (None, FrameworkName.TORCH, *NOT_PROBED)
 
@@ -155,6 +151,10 @@ class Common(Part):
             allowed = "must be bf16 or fp32: only accelerate and the Trainer choose by the sharding"
             raise UsageError("workload.reduce_dtype", reduced, allowed)
         return value
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return None if self.memory_limit_gib is None else round(self.memory_limit_gib * 2**30)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -246,7 +246,10 @@ class TuneRequest(BaseRequest):
     """Workers that may be at it."""
     labels: Annotated[
         tuple[tuple[str, str], ...],
-        PlainValidator(_read_labels, json_schema_input_type=dict[str, str]),
+        PlainValidator(  # as pairs, which can be hashed
+            lambda value: tuple(read_labels("labels", value).items()),
+            json_schema_input_type=dict[str, str],
+        ),
     ] = Field(
         default=(),
         json_schema_extra={"maxProperties": MOST_LABELS, "default": {}},
@@ -279,13 +282,13 @@ class TuneRequest(BaseRequest):
 
     def limits_at(self, fidelity: Fidelity) -> Limits:
         """The limits, with a fidelity's defaults."""
-        budget, limit_gib = self.budget, self.memory_limit_gib
+        budget = self.budget
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
         most = MOST_TRACED if self.workload.is_traced else MOST_LAYOUTS
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,
-            memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
+            memory_limit_bytes=self.limit_bytes,
             tolerance=self.tolerance,
             max_probes=budget.max_probes or (most if few else MOST_PROBES[fidelity]),
             max_dry_runs=MOST_DRY_RUNS if few and most == MOST_LAYOUTS else None,

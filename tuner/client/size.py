@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.client.cases import Case, Policy, Prediction
-from tuner.client.predict import Saying, predictions
+from tuner.client.cases.dry_runs import Watch
+from tuner.client.place import is_kept
+from tuner.client.predict import predictions
 from tuner.client.request import SizeRequest, family_of, read_arguments
 from tuner.client.values import (
     ClusterLike,
@@ -26,12 +27,12 @@ from tuner.core.study import Limits, Question
 from tuner.cost.prediction import uncovered
 from tuner.model import published_model
 from tuner.planner.sizing import Goal, Known, Sized, SizedCluster, nothing_known, size_cluster
-from tuner.store import Store, default_url, open_store
-from tuner.store.engine import is_sqlite, parse_url
+from tuner.serialization import Plain
+from tuner.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(Plain):
     """The sizes of a job on each cluster, the best first: what reaches the goal goes before what
     does not, then what costs least by the token or, without prices, takes the fewest GPUs."""
 
@@ -46,15 +47,6 @@ class Sizes:
     def best(self) -> Sized | None:
         """What the best cluster needs for the goal; ``None`` where it is not reached on any."""
         return self.rows[0].reaching if self.goal.wanted_per_s else self.rows[0].fewest
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON values, as ``tuner size --json`` prints them."""
-        return {
-            "goal": self.goal.as_dict(),
-            "rows": [row.as_dict() for row in self.rows],
-            "notes": list(self.notes),
-            "verified": self.verified and self.verified.as_dict(),
-        }
 
 
 @naming_arguments()
@@ -112,10 +104,9 @@ def size(
 
 def sizes_here(request: SizeRequest, *, verify: bool, db: str | None, say: Say = silent) -> Sizes:
     """Sizes a job on this machine; no database is made for it, unless something is verified."""
-    url = parse_url(default_url() if db is None else db)
     with ExitStack() as opened:
         known: Known = nothing_known
-        if not is_sqlite(url) or Path(str(url.database)).exists():
+        if is_kept(db):
             known = known_of(opened.enter_context(open_store(db, create=False)))
         found = sizes_of(request, known, say=say)
     if not verify or found.best is None:
@@ -127,7 +118,7 @@ def sizes_here(request: SizeRequest, *, verify: bool, db: str | None, say: Say =
         headroom=request.headroom,
         memory_limit_gib=request.memory_limit_gib,
     )
-    (verified,) = predictions([case], Policy.ALL, db, Saying(say))
+    (verified,) = predictions([case], Policy.ALL, db, Watch(say))
     return replace(found, verified=verified)
 
 
@@ -151,11 +142,10 @@ def sizes_of(
     ``check`` raises a ``UsageError`` of a question that would take too long.
     """
     goal = Goal(tokens_per_s=request.tokens_per_s, tokens=request.tokens, within_s=request.within_s)
-    limit_gib = request.memory_limit_gib
     limits = Limits(
         fidelity=Fidelity.PREDICTED,
         headroom=request.headroom,
-        memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
+        memory_limit_bytes=request.limit_bytes,
     )
     task = request.workload.model.task
     family = (

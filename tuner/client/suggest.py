@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.client.answered import Answer, Answered, answered_of, keep_line, read_targets
-from tuner.client.local import Caller, PythonCaller, answer_here
+from tuner.client.local import Caller, answer_here
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
 from tuner.client.values import (
@@ -185,7 +185,7 @@ def suggest(
         if not isinstance(path, str | os.PathLike):
             raise UsageError("write", path, "must be the path of a file")
     files = [f"{name}={os.fspath(path)}" for name, path in (write or {}).items()]
-    caller = PythonCaller(progress or silent)
+    caller = Caller(note=progress or silent)
     answered = answer_at(request, caller, files, server=server, key=key, db=db)
     found = answered.require()
     answered.write()

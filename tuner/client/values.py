@@ -154,17 +154,10 @@ def naming_arguments() -> Iterator[None]:
 
 # Fields that decide what a model needs, and that hardly anybody leaves to their default.
 SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-    "num_local_experts",
-    "num_experts",
-    "num_experts_per_tok",
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings", "num_local_experts", "num_experts", "num_experts_per_tok",
     "moe_intermediate_size",
-)
+)  # fmt: skip
 
 
 def default_sizes(model: object) -> Mapping[str, Any]:

@@ -12,11 +12,14 @@ from types import FrameType
 from typing import Any, Self
 
 from tuner.core.launcher import LauncherName
+from tuner.errors import StoppedError
 
 # What asks this command to end.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between two bytes to the worker, which tell it that the command is still there.
 FEED_S = 1.0
+# Between two looks at the worker.
+POLL_S = 0.1
 # Seconds from SIGTERM to SIGKILL: the worker ends its ranks and hands its probe back.
 STOP_S = 20.0
 TAIL_BYTES = 4096
@@ -125,21 +128,33 @@ class Worker:
         self._words.close()
 
 
+def worked(
+    argv: Sequence[str], environment: Mapping[str, str], signals: Signals, kept: str
+) -> tuple[int, str]:
+    """Runs a worker to its end: its exit code and last words.
+
+    Raises:
+        StoppedError: a signal asked this process to end; with what is ``kept``.
+    """
+    with signals as asked, Worker(argv, environment) as worker:
+        while (code := worker.poll()) is None and not asked.noted:
+            time.sleep(POLL_S)
+        if asked.noted:
+            worker.stop(asked)
+            raise StoppedError(asked.noted[0], kept)
+        return code or 0, worker.last_words()
+
+
 def worker_argv(
-    study_id: str,
-    *,
-    queued_only: str | None = None,
-    probe_deadline_s: float | None = None,
-    launcher: LauncherName | None = None,
-    ray: str = "",
+    study_id: str, probing: Sequence[str] = (), *, queued_only: str | None = None
 ) -> list[str]:
-    """The command of a worker for one study.
+    """The command of a worker for one study; ``probing`` are its :func:`probing_arguments`.
 
     ``-P`` keeps the folder that the user is in off the import path.
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
     argv += ["--queued-only", "--fidelity", queued_only] if queued_only else []
-    return [*argv, *probing_arguments(probe_deadline_s, launcher, ray)]
+    return [*argv, *probing]
 
 
 def probing_arguments(

@@ -298,9 +298,10 @@ def flag_differs(framework: Framework) -> str:
     family = {framework.family(replicated=False)}
     found = (
         rule.why
-        for rule in knob_rules(framework)
+        for rule in version_table().rules
         if rule.effect is Effect.BY_SCRIPT
         and rule.knob == "activation_checkpointing"
+        and rule.holds(framework.name, framework.versions)
         and rule.when <= family
     )
     return next(found, "")

@@ -122,8 +122,10 @@ def is_forecast(study: Study, suggestion: Suggestion) -> bool:
     return not best.is_rehearsed if asked is Fidelity.REHEARSED else best.basis is not None
 
 
-def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> Brief:
-    """The brief answer of a suggestion that has a best."""
+def brief(
+    study: Study, suggestion: Suggestion, tokens: float | None = None, *, whole: bool = False
+) -> Brief:
+    """The brief answer of a suggestion that has a best; a ``whole`` one with all single changes."""
     best = suggestion.best
     assert best is not None
     by_kind = _by_kind(suggestion)
@@ -135,7 +137,7 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
         else so_far,
         answer=tuple(_answer(study.question, best, tokens, named_knobs(suggestion))),
         why=tuple(_why(by_kind, changes, best)),
-        changes=tuple(map(effect_cells, changes[:MOST_CHANGES])),
+        changes=tuple(map(effect_cells, changes[: None if whole else MOST_CHANGES])),
         sure=tuple(_sure(by_kind, best, study)),
     )
 

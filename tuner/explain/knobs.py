@@ -55,7 +55,7 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         if not is_size and len(groups[OTHERS_CHOSEN[knob](best.settings)]) == 1:
             continue
         mine = getattr(best.settings, knob)
-        values = sorted({value for places in groups.values() for value in places} - {mine})
+        values = sorted(set().union(*groups.values()) - {mine})
         if is_size:  # the nearest
             values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
         changes += [

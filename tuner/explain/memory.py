@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -91,8 +91,7 @@ def memory_facts(
     )
     yield from padding(question.workload, question.cluster, settings)
     yield from on_host(question.workload, question.cluster, settings)
-    for change in memory_changes(question, settings, profiles):
-        yield change.fact_of(timed(change.told))
+    yield from _changes(question, settings, profiles, timed)
 
 
 def of_workload(workload: Workload, best: Evaluation) -> Iterator[Fact]:
@@ -199,44 +198,36 @@ def on_host(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryChange:
-    """The effect of another value of a knob on the peak of memory."""
-
-    told: KnobChange
-    reason: str
-    beside: str = ""
-    """Other knobs that change with it and matter, such as ``gradient_accumulation_steps=2``."""
-    basis: Basis = Basis.ARITHMETIC
-    of_dry_run: bool
-
-    def __str__(self) -> str:
-        one, also = self.told, f", with {self.beside}," if self.beside else ""
-        told = f"`{one.knob}={show(one.value)}`{also} would"
-        if not one.memory_bytes:
-            return f"{told} hardly change the peak: it is not what the peak is made of."
-        verb = "add" if one.memory_bytes > 0 else "save"
-        both = self.of_dry_run and self.basis is Basis.ARITHMETIC
-        by = " (both by arithmetic)" if both else ""
-        return f"{told} {verb} {size_text(abs(one.memory_bytes))}{by}: {self.reason}."
-
-    def fact_of(self, change: KnobChange) -> Fact:
-        """The fact, with what more is known of the change."""
-        return fact(
-            "knob_predicted",
-            str(self),
-            changes=(change,),
-            reason=self.reason,
-            beside=self.beside,
-            basis=self.basis,
-            of_dry_run=self.of_dry_run,
-        )
+def _change_fact(
+    change: KnobChange,
+    told: KnobChange,
+    reason: str,
+    *,
+    beside: str = "",
+    basis: Basis = Basis.ARITHMETIC,
+    of_dry_run: bool,
+) -> Fact:
+    """Says what another value of a knob does to the peak, with the other knobs that change
+    ``beside`` it and matter; ``told`` is the change with what more is known of it."""
+    also = f", with {beside}," if beside else ""
+    text = f"`{change.knob}={show(change.value)}`{also} would"
+    if change.memory_bytes:
+        verb = "add" if change.memory_bytes > 0 else "save"
+        by = " (both by arithmetic)" if of_dry_run and basis is Basis.ARITHMETIC else ""
+        text += f" {verb} {size_text(abs(change.memory_bytes))}{by}: {reason}."
+    else:
+        text += " hardly change the peak: it is not what the peak is made of."
+    more = {"beside": beside, "basis": basis, "of_dry_run": of_dry_run}
+    return fact("knob_predicted", text, changes=(told,), reason=reason, **more)
 
 
-def memory_changes(
-    question: Question, settings: Settings, profiles: Profiles
-) -> Iterator[MemoryChange]:
-    """Computes what each legal neighbouring value of each active knob would do to the peak."""
+def _changes(
+    question: Question,
+    settings: Settings,
+    profiles: Profiles,
+    timed: Callable[[KnobChange], KnobChange],
+) -> Iterator[Fact]:
+    """Says what each legal neighbouring value of each active knob would do to the peak."""
     with suppress(UsageError):  # so that an inactive knob has its canonical value
         settings = check_settings(question, settings)
     if _uncovered(question, settings):
@@ -250,16 +241,17 @@ def memory_changes(
         before = predict(*question.job, settings, profile=mine)
         after = predict(*question.job, other, profile=theirs)
         change, apart = _difference(before, after)
-        told = KnobChange(
+        found = KnobChange(
             knob=knob,
             value=getattr(other, knob),
             instead_of=getattr(settings, knob),
             memory_bytes=change,
             configuration=other,
         )
-        yield MemoryChange(
-            told=told,
-            reason=_reason(question, settings, other, knob, apart) if change else "",
+        yield _change_fact(
+            found,
+            timed(found),
+            _reason(question, settings, other, knob, apart) if change else "",
             beside=_beside(settings, other, knob),
             basis=Basis.ARITHMETIC if mine is None else Basis.DRY_RUN,
             of_dry_run=settings.layout in profiles,
@@ -285,12 +277,9 @@ def memory_changes(
     if saves is not eight_bit or name not in ABOUT["optimizer"]:
         reason = _bare(apart)
     own = workload.optimizer
-    told = KnobChange(knob="optimizer", value=optimizer, instead_of=own, memory_bytes=change)
-    yield MemoryChange(
-        told=told,
-        reason=reason if change else "",
-        of_dry_run=settings.layout in profiles,
-    )
+    found = KnobChange(knob="optimizer", value=optimizer, instead_of=own, memory_bytes=change)
+    of_dry_run = settings.layout in profiles
+    yield _change_fact(found, timed(found), reason if change else "", of_dry_run=of_dry_run)
 
 
 def compared_layouts(question: Question, settings: Settings) -> tuple[Settings, ...]:

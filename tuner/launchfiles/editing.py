@@ -87,12 +87,12 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
     Raises:
         UsageError: what is to be changed stands in several places at once (an anchor, a merge key).
     """
-    before, made = yaml.safe_load(text), text
+    before, made = yaml.safe_load(_with_blanks(text)), text
     for part in [*_away(wanted), changed({}, wanted)]:
         if not part:
             continue
         pieces: list[tuple[int, int, str]] = []
-        root = yaml.compose(made, Loader=yaml.SafeLoader)
+        root = yaml.compose(_with_blanks(made), Loader=yaml.SafeLoader)
         if isinstance(root, yaml.MappingNode) and root.value:
             _edit(made, root, part, pieces)
         else:  # nothing is left
@@ -101,7 +101,7 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
             pieces.append((at, end, json.dumps(part, indent=2)))
         made = spliced(made, pieces)
     try:
-        is_meant = yaml.safe_load(made) == changed(before, wanted)
+        is_meant = yaml.safe_load(_with_blanks(made)) == changed(before, wanted)
     except yaml.YAMLError:
         is_meant = False
     if not is_meant:
@@ -109,6 +109,11 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
         allowed = "stands in several places of the file at once: write it out first"
         raise UsageError("file", where, allowed)
     return made
+
+
+def _with_blanks(text: str) -> str:
+    """JSON without the tabs that indent it, which YAML does not take; all stands where it stood."""
+    return text.replace("\t", " ") if text.lstrip().startswith("{") else text
 
 
 def spliced(text: str, pieces: list[tuple[int, int, str]]) -> str:

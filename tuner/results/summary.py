@@ -10,7 +10,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import OPEN, SamplerName, Study
+from tuner.core.study import SamplerName, Study
 from tuner.core.words import (
     describe,
     interval_text,
@@ -48,7 +48,6 @@ class AnswerSummary(Plain):
     provenance: Provenance
     is_forecast: bool
     """Whether this is predicted, while it was to be measured or emulated."""
-    is_pending: bool
     why_none: str
     """Why there is no answer of the fidelity that was asked for, in short; empty where there is, or
     while the study is open."""
@@ -87,7 +86,6 @@ def summary_of(study: Study, suggestion: Suggestion | None) -> AnswerSummary:
         per=rank_word(study.question),
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
         is_forecast=suggestion is not None and is_forecast(study, suggestion),
-        is_pending=suggestion is None and study.state in OPEN,
         why_none=str(why or ""),
         nothing_fits=isinstance(why, NothingFitsError),
         probes=sum(outcomes(same.probes).values()),

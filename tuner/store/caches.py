@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, case, select
+from sqlalchemy import ColumnElement, case, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -29,6 +29,7 @@ from tuner.store.tables import (
     DryRunRow,
     ProbeRow,
     SummaryRow,
+    UtcNow,
     clock,
     iso,
 )
@@ -137,31 +138,26 @@ class Caches:
         where the same is kept already, or one that is made of more, or the study is gone.
         """
 
-        def is_news(kept: SummaryRow | None) -> bool:
-            if kept is None or kept.newest_event < newest_event:
-                return True
-            return kept.newest_event == newest_event and kept.content != content
-
         with self.transactions.read() as session:
-            if not is_news(session.get(SummaryRow, study_id)):
+            kept = session.get(SummaryRow, study_id)
+            if kept and kept.newest_event > newest_event:
                 return False
+            if kept and (kept.newest_event, kept.content) == (newest_event, content):
+                return False
+        made = {
+            "newest_event": newest_event,
+            "content": dict(content),
+            "made_at": UtcNow(),
+            "tokens_per_s": tokens_per_s,
+            "needed_share": needed_share,
+        }
+        earlier = (SummaryRow.study_id == study_id, SummaryRow.newest_event <= newest_event)
         # Not durable: an answer that is lost in a power cut is computed again.
         with self.transactions.write_if_free() as session:
-            row = session.get(SummaryRow, study_id, with_for_update=True)
-            if not is_news(row):
-                return False
-            new = SummaryRow(
-                study_id=study_id,
-                newest_event=newest_event,
-                content=dict(content),
-                made_at=clock(session),
-                tokens_per_s=tokens_per_s,
-                needed_share=needed_share,
-            )
-            if row is None:
-                return _add_first(session, new)
-            session.merge(new)
-            return True
+            replace_it = update(SummaryRow).where(*earlier).values(made)
+            if session.scalar(replace_it.returning(SummaryRow.study_id)) is not None:
+                return True
+            return _add_first(session, SummaryRow(study_id=study_id, **made))
 
 
 def _add_first(session: Session, row: Base) -> bool:

@@ -61,7 +61,7 @@ def checked(folder):
                         session.execute(delete(table))
                 session.execute(text("DELETE FROM sqlite_sequence"))
             answers = app.state.context.answers
-            for kept in (answers._whole, answers._bodies):
+            for kept in (answers._whole, answers):
                 kept._found.clear()
 
         yield schema, bearer, forget

@@ -111,7 +111,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tm
     mark = tmp_path / "up"
     text = f"open({str(mark)!r}, 'w').write(str(__import__('os').getpid()))\n{SLEEPS}"
     argv = [sys.executable, "-P", "-c", text]
-    monkeypatch.setattr("tuner.client.local.worker_argv", lambda study_id, **_: argv)
+    monkeypatch.setattr("tuner.client.local.worker_argv", lambda study_id, probing: argv)
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
 
     def interrupt():

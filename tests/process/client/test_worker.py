@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.waiting import until
-from tuner.client.worker_process import Signals, Worker, worker_argv
+from tuner.client.worker_process import Signals, Worker, probing_arguments, worker_argv
 from tuner.core.launcher import LauncherName
 
 PATIENT = (
@@ -26,9 +26,9 @@ def test_the_command_of_a_worker():
     assert worker_argv("st-1") == argv
     queued = [*argv, "--queued-only", "--fidelity", "predicted"]
     assert worker_argv("st-1", queued_only="predicted") == queued
-    more = {"probe_deadline_s": 1800.0, "launcher": LauncherName.RAY, "ray": "10.0.0.1:6379"}
     told = ["--probe-deadline=1800", "--launcher=ray", "--ray=10.0.0.1:6379"]
-    assert worker_argv("st-1", **more) == [*argv, *told]
+    assert probing_arguments(1800.0, LauncherName.RAY, "10.0.0.1:6379") == told
+    assert worker_argv("st-1", told) == [*argv, *told]
 
 
 def test_a_worker_has_a_session_and_an_environment_of_its_own():

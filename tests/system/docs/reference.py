@@ -9,11 +9,12 @@ import re
 
 from tests.system.docs.command_line import command_of
 from tests.system.docs.pages import ROOT
-from tuner.cli.options import WORKLOAD
 
 PAGE = ROOT / "docs" / "cli.md"
 BEGIN, END = "<!-- commands: begin -->\n", "<!-- commands: end -->\n"
 """Around what is made; the rest of the page is written by hand."""
+WORKLOAD = "What is trained"
+"""The title of many options that the largest commands have in common."""
 ASKING = ("tuner suggest", "tuner predict", "tuner check")
 MANY = 12
 """Options of one command that need titles."""

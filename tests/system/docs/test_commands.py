@@ -29,7 +29,7 @@ from tests.system.docs.not_run import NOT_RUN, why_not
 from tests.system.docs.pages import PAGES, ROOT, blocks, commands, name_of, text
 from tests.unit.made import ok, stored
 from tuner.cli import main
-from tuner.cli.commands import COMMANDS
+from tuner.cli.app import COMMANDS
 from tuner.store import open_store
 from tuner.store.access import Keys
 from tuner.store.tables import Scope

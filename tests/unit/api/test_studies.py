@@ -493,8 +493,11 @@ def test_it_is_pending_until_something_is_measured(client, store, script_study):
     assert body["question"]["workload"]["model"] is None, "what stands for it is nobody's model"
     assert body["question"]["script"]["path"].endswith("train.py")
     assert body["suggestion"] is None or body["suggestion"]["best"] is None
+    assert body["pending"] is True
     probe(store, script_study)
-    found = client.get(f"/tune/{script_study}").json()["suggestion"]
+    after = client.get(f"/tune/{script_study}").json()
+    assert after["pending"] is False
+    found = after["suggestion"]
     assert found["best"]["provenance"] == "measured"
     assert found["workload"]["model"] is None
     assert found["launch"]["argv"][4].endswith("train.py")

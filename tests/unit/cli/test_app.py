@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from tuner.catalog.gpus import gpu_kind
-from tuner.cli.commands import COMMANDS, GROUPS
+from tuner.cli.app import COMMANDS, GROUPS
 from tuner.cli.options import study_ids
 
-ALL = [[name] for name in COMMANDS] + [
-    [group, name] for group, (_, commands) in GROUPS.items() for name in commands
-]
+ALL = [name.split() for name in COMMANDS]
 
 
 def test_every_help_teaches(cli, monkeypatch):

@@ -98,7 +98,7 @@ def test_nodes_of_a_launcher_are_looked_at_by_the_worker(has, asked, launcher):
     with pytest.raises(UsageError, match="probes run here"):
         placed(several)
     found = placed(replace(several, launcher=launcher))
-    assert (found.limits.fidelity, found.launcher) == ("measured", launcher)
+    assert (found.limits.fidelity, found.probing) == ("measured", [f"--launcher={launcher}"])
 
 
 def test_what_a_launcher_may_be(asked):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.questions import question_about
 from tests.unit.api.studies import classes_of
+from tuner.client.answered import framework_of_files
 from tuner.dryrun import dry_run_versions
 from tuner.store import open_store
 
@@ -93,6 +94,19 @@ def test_what_a_file_cannot_say_is_shown_beside_it(cli, arguments, tmp_path):
     compile(code, "pasted", "exec")
     as_json = cli("suggest", *arguments, *more, "--write", f"trainer={written}", "--json").json
     assert code.strip() in "\n".join(as_json["beside"][str(written)])
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_the_framework_is_that_of_the_file_that_is_wanted(cli, arguments, tmp_path):
+    def of(*more):
+        return cli("suggest", *arguments, *more, "--json").json["framework"]["name"]
+
+    assert of() == of("--write", f"torch={tmp_path / 'tuned.py'}") == "torch"
+    assert of("--write", f"trainer={tmp_path / 'trainer.json'}") == "trainer"
+    config = f"accelerate={tmp_path / 'accelerate.yaml'}"
+    assert of("--write", config) == "accelerate"
+    assert of("--write", config, "--framework", "torch", "--knob", "tp_size=1") == "torch"
+    assert framework_of_files(["trainer=a", "accelerate=b", "sbatch=c"]) is None
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tuner.cli.progress import LiveTable, Terminal, to_stderr
+from tuner.cli.progress import LiveTable, terminal, to_stderr
 from tuner.client.answered import PlainLines
 from tuner.core.study import ProbeState, StudyState
 
@@ -46,7 +46,7 @@ def test_plain_lines_are_one_for_each_finished_probe(finished, capsys):
         lines.show(finished)
     with PlainLines(without(finished, ProbeState.RUNNING), to_stderr) as lines:
         lines.show(finished)  # what was there before is passed over
-    assert isinstance(Terminal().progress_of(finished), PlainLines)  # for files and pipes
+    assert isinstance(terminal().progress_of(finished), PlainLines)  # for files and pipes
     out, err = capsys.readouterr()
     *lines_said, last = err.splitlines()
     assert last.startswith("probe 1/5: crashed")
@@ -98,7 +98,7 @@ def test_the_live_table_says_what_a_worker_is_at(finished):
 
 
 def test_quiet_shows_nothing_on_the_way(finished, capsys):
-    quiet = Terminal(quiet=True)
+    quiet = terminal(quiet=True)
     quiet.note("something")
     with quiet.progress_of(replace(finished, probes=())) as lines:
         lines.show(finished)

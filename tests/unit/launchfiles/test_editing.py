@@ -88,3 +88,9 @@ def test_a_file_keeps_its_own_spelling_and_what_it_leaves_to_others():
     assert spelled_in(there, wanted) == {"fsdp_config": {"reshard_after_forward": False}}
     old = {"gradient_checkpointing": False}
     assert spelled_in(old, {"activation_checkpointing": True}) == {"gradient_checkpointing": True}
+
+
+def test_tabs_that_indent_json_stay():
+    text = '{\n\t"a": 1,\n\t"b": {\n\t\t"c": 2\n\t}\n}\n'
+    made = edited(text, {"a": 3, "b": {"d": 4}})
+    assert made == text.replace("1", "3").replace('"c": 2', '"c": 2,\n\t\t"d": 4')

@@ -7,7 +7,7 @@ import pytest
 from tests.questions import question_about
 from tests.unit.cost import calibrations
 from tuner import machine
-from tuner.client.capabilities import best_fidelity, stands_in, why_not_emulated, why_not_measured
+from tuner.client.capabilities import best_fidelity, has_one, why_not_emulated, why_not_measured
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.framework import framework
@@ -101,11 +101,11 @@ def test_a_larger_gpu_stands_in(has):
     has(H200)
     cluster = parse_cluster("8xa100-80gb")
     assert why_not_emulated(cluster) == ""
-    assert stands_in(cluster)
+    assert not has_one(cluster)
     assert why_not_measured(cluster)
     has(A100)
     assert why_not_emulated(cluster) == ""
-    assert not stands_in(cluster)
+    assert has_one(cluster)
     assert "80.0 GiB" in why_not_emulated(parse_cluster("8xh200-141gb"))
     has()
     assert "shows none here" in why_not_emulated(cluster)

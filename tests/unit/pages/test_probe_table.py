@@ -51,7 +51,7 @@ def test_an_outcome_is_chosen_and_all_are_counted(table):
     chosen = table.chosen(FASTEST_FIRST, "ok")
     assert ids(chosen) == [3, 5, 1]
     assert chosen.counts == {"": 6, "ok": 3, "oom": 1, "crashed": 1, "running": 1}
-    assert chosen.href(chosen.sort, "oom") == "/studies/st-0123456789ab?outcome=oom#probes"
+    assert chosen.href(outcome="oom") == "/studies/st-0123456789ab?outcome=oom#probes"
     assert ids(table.chosen(FASTEST_FIRST, "timeout")) == []
     for wrong in (("price", ""), ("--id", ""), ("id", "fine")):
         with pytest.raises(UsageError):

@@ -33,7 +33,7 @@ def test_it_is_what_the_answer_says():
     assert found.limit_gib == said.best.limit_gib
     assert (found.provenance, found.per) == (Provenance.MEASURED, "rank")
     assert (found.probes, found.wall_s, found.device_s) == (2, said.wall_s, said.device_s)
-    assert (found.is_forecast, found.is_pending, found.why_none) == (False, False, "")
+    assert (found.is_forecast, found.why_none) == (False, "")
 
 
 def test_a_prediction_of_what_is_to_be_measured_says_so():
@@ -50,7 +50,6 @@ def test_a_prediction_of_what_is_to_be_measured_says_so():
 def test_nothing_is_known_yet():
     study = replace(predicted_study(), state=StudyState.QUEUED)
     found = summary_of(study, best_known(study))
-    assert found.is_pending
     assert found.settings is None
     assert found.words == found.why_none == ""
     assert found.tokens_per_s_per_gpu == found.allocated_gib == found.needed_gib == UNKNOWN

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tuner.client.cases.reading import Case
+from tuner.client.values import Say
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.workload import Workload
@@ -66,14 +67,14 @@ class Finding:
     """Why the settings train something else, where that was seen; else empty."""
 
 
-class Watch(Protocol):
+class Watch:
     """Is told what is going on."""
 
-    def waiting(self, text: str) -> None:
-        """Dry runs are waited for, as the text says; not any more when it is empty."""
-
-    def note(self, text: str) -> None:
-        """Something that a user should know."""
+    def __init__(self, note: Say, waiting: Say | None = None) -> None:
+        """``note`` is for what a user should know; ``waiting`` for what is waited for, and for an
+        empty text when it is no more. By default that is noted too."""
+        self.note = note
+        self.waiting = waiting or (lambda text: text and note(text))
 
 
 class DryRuns:

@@ -69,17 +69,13 @@ def _read_settings(value: Any, info: ValidationInfo) -> tuple[Settings, frozense
     return read_settings(value)
 
 
-def _read_loop(value: Any, info: ValidationInfo) -> Script:
-    return Script.from_dict(value)
-
-
 class CaseGiven(Common):
     """One configuration of one question, as a line of a file of cases has it."""
 
     id: Any = None
     cluster: Annotated[Cluster, PlainValidator(cluster_of), WrapValidator(Kept())]
     settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(_read_settings)]
-    script: Annotated[Script, PlainValidator(_read_loop)] = Script()
+    script: Annotated[Script, PlainValidator(Script.from_dict)] = Script()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
