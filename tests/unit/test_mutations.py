@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jinja2 import Environment
+import jinja2
 
 from tests.mutations.replay import ROOT, mutations, whole_selection
 
@@ -16,7 +16,7 @@ def test_every_mutation_can_be_planted():
         assert each.new != each.old
         planted = text.replace(each.old, each.new)
         if each.file.endswith(".j2"):
-            Environment(trim_blocks=True).parse(planted)
+            jinja2.Environment().parse(planted)
         else:
             compile(planted, each.file, "exec")
         assert each.tests
