@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked, WorkloadAsked
-from tuner.client.answered import framework_of_files
 from tuner.client.request import WITHIN, Common, RequestHere, read_here
-from tuner.client.values import ARGUMENTS
+from tuner.client.values import ARGUMENTS, framework_of_files
 from tuner.core.adapter import QUANTIZED, Adapter
 from tuner.core.bounds import choice
 from tuner.core.configuration import KNOBS

@@ -5,18 +5,17 @@ anything is probed.
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from tuner.client.values import Say
+from tuner.client.values import FILES_OF_FRAMEWORK, Say
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
-from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Quantity
 from tuner.core.script import CONFIGURATION, Launch, script_launch, torchrun
 from tuner.core.study import ProbeState, Question, Study
@@ -323,24 +322,6 @@ def of_most(number: int, study: Study) -> str:
     return f"{number}/{max(number, study.limits.max_probes)}"
 
 
-# Formats of each framework's own files; the first that can express the answer is shown with it.
-_OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
-    FrameworkName.TORCH: (),  # a script of the user's own
-    FrameworkName.ACCELERATE: ("accelerate",),
-    FrameworkName.TRAINER: ("trainer", "accelerate"),
-    FrameworkName.NANOTRON: ("nanotron",),
-    FrameworkName.DEEPSPEED: ("deepspeed",),
-}
-
-
-def framework_of_files(wanted: Iterable[str]) -> FrameworkName | None:
-    """The framework that is meant by whoever wants such files, each ``FORMAT=PATH``; ``None`` where
-    they are of none, or of several."""
-    names = {one.partition("=")[0] for one in wanted}
-    found = [name for name, own in _OF_FRAMEWORK.items() if own and own[0] in names]
-    return found[0] if len(found) == 1 else None
-
-
 def with_launch(
     suggestion: Suggestion, question: Question, wanted: Sequence[tuple[str, str]] = ()
 ) -> Suggestion:
@@ -354,7 +335,7 @@ def with_launch(
     if is_accelerates and "accelerate" not in dict(named):
         named.insert(0, ("accelerate", CONFIGURATION))
     elif script is None and not named:
-        own = _OF_FRAMEWORK[question.framework.name]
+        own = FILES_OF_FRAMEWORK[question.framework.name]
         names = [name for name in own if why_not(name, question, best.settings) is None]
         named = [(name, FORMATS[name].file_name) for name in names[:1]]
     files = {path: exported(name, question, best, suggestion.study_id) for name, path in named}

@@ -22,6 +22,7 @@ from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.catalog.models import Task
 from tuner.core.cluster import Cluster
+from tuner.core.framework import FrameworkName
 from tuner.cost.memory.tensors import counts
 from tuner.errors import REQUIRED, UsageError, all_of, did_you_mean
 from tuner.model import ModelConfig, load_model, published_model, read_model_config
@@ -320,3 +321,21 @@ def listed_gpus(begun: str = "") -> list[dict[str, Any]]:
         for one in gpu_kinds().values()
         if begun.lower() in one.name
     ]  # fmt: skip
+
+
+# Formats of each framework's own files; the first that can express the answer is shown with it.
+FILES_OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
+    FrameworkName.TORCH: (),  # a script of the user's own
+    FrameworkName.ACCELERATE: ("accelerate",),
+    FrameworkName.TRAINER: ("trainer", "accelerate"),
+    FrameworkName.NANOTRON: ("nanotron",),
+    FrameworkName.DEEPSPEED: ("deepspeed",),
+}
+
+
+def framework_of_files(wanted: Iterable[str]) -> FrameworkName | None:
+    """The framework that is meant by whoever wants such files, each ``FORMAT=PATH``; ``None`` where
+    they are of none, or of several."""
+    names = {one.partition("=")[0] for one in wanted}
+    found = [name for name, own in FILES_OF_FRAMEWORK.items() if own and own[0] in names]
+    return found[0] if len(found) == 1 else None

@@ -51,7 +51,7 @@ BAD_OPTIONS = [
     (["--budget", "soon"], r"budget: got 'soon'; must be a duration such as 90s"),
     (["--knob", "tp_size=1", "--knob", "tp_size=2"], r"knob: .*tp_size is given twice"),
     (["--write", "accelerate.yaml"], r"write: got 'accelerate\.yaml'; must look"),
-    (["--write", "accelerate=x.yaml"], r"write: got .*tp_size=2; ask again with --knob tp_size=1"),
+    (["--framework", "torch", "--write", "accelerate=x.yaml"], r"tp_size=2; ask again with --knob"),
     (["--write", "accelrate=x"], r"write: got 'accelrate'; no such name; did you mean accelerate"),
     (["--knob", "tp=1"], r"knob: got 'tp'; no such knob \(did you mean tp_size\?\); the knobs are"),
     (["--knob", "sharding=fullshard"], r"sharding: got 'fullshard'; .*did you mean full_shard\?"),

@@ -6,7 +6,7 @@ import pytest
 
 from tests.questions import question_about
 from tests.unit.api.studies import classes_of
-from tuner.client.answered import framework_of_files
+from tuner.client.values import framework_of_files
 from tuner.dryrun import dry_run_versions
 from tuner.store import open_store
 
