@@ -123,8 +123,8 @@ class Launch(Answered):
     argv: list[str]
     files: dict[str, str]
     script_sets: list[str] = Field(
-        description="Knobs that the training script must set itself, as `name=value`: no field of"
-        " the file holds them, and its comments show how."
+        description="Knobs that no field of the files holds, as `name=value`: the training script"
+        " must set them, as the files' comments show."
     )
 
 
@@ -201,7 +201,7 @@ class Study(Answered):
     )
     labels: dict[str, str] = Field(default={}, description="What those who asked say of it.")
     pending: bool = Field(
-        description="Whether nothing is suggested yet, and a worker is awaited or at it."
+        description="Whether there is no best yet, and a worker is awaited or at it."
     )
     suggestion: Suggestion | None
     no_answer: NoAnswer | None
@@ -368,7 +368,7 @@ class Brief(Answered):
     needed_gib: float | None
     limit_gib: float | None
     launch: list[str] = Field(description="The command; left out where it would be too long.")
-    script_sets: list[str] = Field(description="Knobs that the training script must set itself.")
+    script_sets: list[str] = Field(description="Knobs that no field of the files holds.")
     no_answer: str | None
 
 

@@ -140,6 +140,12 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def is_rationed(root: Path = Path("/")) -> bool:
+    """True where a control group (v2) gives processes here less time than their cores have."""
+    quota, _, period = _text(root / "sys" / "fs" / "cgroup" / "cpu.max").strip().partition(" ")
+    return quota.isdecimal() and int(quota) < usable_cores() * int(period or 100_000)
+
+
 def boot_id(root: Path = Path("/")) -> str:
     """The kernel's id of this boot, the same in all containers of a machine; empty without one.
 

@@ -25,7 +25,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, knob_value
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
-from tuner.core.measurement import RAN
+from tuner.core.measurement import PROBED, RAN
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, probe_word, rank_word
@@ -93,7 +93,8 @@ def answer_of(
         why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
     elif best is None:
         why = "The first figures come with the first dry run or probe." if is_open else study.reason
-    fits = suggestion.alternatives if suggestion and best is None and is_open else ()
+    is_probed = is_open and study.limits.fidelity in PROBED
+    fits = suggestion.alternatives if suggestion and best is None and is_probed else ()
     if fits and not nothing_fits:
         needs = f"{size_text((fits[0].needed_gib.value or 0.0) * GIB)} are needed"
         why = f"{needs} by {describe(fits[0].settings)}; speeds come with the probes."

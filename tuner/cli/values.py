@@ -156,7 +156,7 @@ def request_arguments(texts: Texts, asked: Asked) -> dict[str, Any]:
     given["script"] = texts.made(lambda: _script(asked))
     if not isinstance(asked, SuggestAsked):
         return {**given, "max_probes": 1}
-    if asked.framework is None and asked.from_file is None:
+    if asked.framework is None and asked.from_file is None and asked.script is None:
         given["framework"] = framework_of_files(asked.write or ())
     return given
 

@@ -349,16 +349,16 @@ def with_launch(
 def launch_of(
     question: Question, settings: Settings, files: Mapping[str, str], formats: Mapping[str, str]
 ) -> dict[str, object]:
-    """The command that reads the first of ``files`` that can be started, these, and what the script
-    that it starts must set itself."""
-    argv = torchrun(question.cluster, "SCRIPT.py")
-    sets: tuple[str, ...] = ()
-    for path in files:
-        known = FORMATS[formats[path]]
-        if known.argv is not None:
-            argv, sets = known.argv(question, path), known.script_sets(question, settings)
-            break
-    return {"argv": list(argv), "files": dict(files), "script_sets": list(sets)}
+    """The command that reads the first of ``files`` that can be started, these, and the knobs that
+    none of their fields holds."""
+    known = {path: FORMATS[formats[path]] for path in files}
+    commands = (one.argv(question, path) for path, one in known.items() if one.argv is not None)
+    sets = (name for one in known.values() for name in one.script_sets(question, settings))
+    return {
+        "argv": list(next(commands, torchrun(question.cluster, "SCRIPT.py"))),
+        "files": dict(files),
+        "script_sets": list(dict.fromkeys(sets)),
+    }
 
 
 def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:

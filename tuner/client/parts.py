@@ -167,7 +167,7 @@ def _read_model(value: Any, info: ValidationInfo) -> ModelConfig:
     if is_here(info):
         return read_model(value, task)
     if isinstance(value, str):
-        if models.find(value) is None:
+        if models.find(value) is None and models.alike(value) is None:
             also = "(or give the fields of its config.json)"
             raise UnknownNameError("model", value[:100], models.names(), also)
         return published_model(value, task)
@@ -300,7 +300,9 @@ class WorkloadGiven(Part):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _held_together(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "WorkloadGiven":
+    def _held_together(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> "WorkloadGiven":
         made: WorkloadGiven = handler(value)
         written = value["model"]
         try:
@@ -315,7 +317,7 @@ class WorkloadGiven(Part):
                 raise
             also = f"without max_position_embeddings it has transformers' default, {longest}"
             raise UsageError(error.field, error.given, f"{error.allowed}: {also}") from error
-        made._note = model_note(written, made.task)
+        made._note = model_note(written, made.task, here=is_here(info))
         return made
 
     def trained_by(self, name: FrameworkName, device: Device) -> Workload:
@@ -331,7 +333,7 @@ class WorkloadGiven(Part):
 
     @property
     def note(self) -> str:
-        """A sentence on sizes that a configuration leaves out; empty where none is."""
+        """A sentence on what is taken for granted of the model; empty where there is nothing."""
         return self._note
 
 

@@ -260,7 +260,7 @@ def _too_much_for(question: Question, limits: Limits) -> str:
         return ""
     return (
         f"where a sequence on each rank takes some {duration_text(seconds)}, forward and"
-        f" backward, and a probe several: --cluster {cluster.name} says that this is meant"
+        f" backward: --cluster {cluster.name} says that this is meant"
     )
 
 

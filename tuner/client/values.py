@@ -54,9 +54,9 @@ def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     return load_model(os.fspath(value), task)
 
 
-def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
+def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM, *, here: bool = True) -> str:
     """A sentence on what is taken for granted of a model: sizes that its configuration leaves out,
-    or its shape, by its name; empty where there is nothing."""
+    or its shape, by its name; empty where there is nothing. Files are read only ``here``."""
     if isinstance(value, ModelConfig):
         return ""
     if isinstance(value, Mapping):
@@ -64,6 +64,8 @@ def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
     spec = os.fspath(value)
     if models.find(spec) is not None:
         return ""
+    if not here:
+        return as_large(spec, published_model(spec, task).name)
     name = load_model(spec, task).name
     try:  # a file, which was found to be small and readable
         note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
@@ -334,8 +336,9 @@ FILES_OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
 
 
 def framework_of_files(wanted: Iterable[str]) -> FrameworkName | None:
-    """The framework that is meant by whoever wants such files, each ``FORMAT=PATH``; ``None`` where
-    they are of none, or of several."""
+    """The framework that is meant by whoever wants such files, each ``FORMAT=PATH``: accelerate or
+    the Trainer, which are probed as torch is; ``None`` where they are of neither, or of both."""
     names = {one.partition("=")[0] for one in wanted}
-    found = [name for name, own in FILES_OF_FRAMEWORK.items() if own and own[0] in names]
+    meant = (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    found = [one for one in meant if FILES_OF_FRAMEWORK[one][0] in names]
     return found[0] if len(found) == 1 else None

@@ -75,7 +75,7 @@ class Suggestion:
     facts: tuple[Mapping[str, Any], ...] = ()
     """What the sentences say, one each, as plain values: ``kind``, and numbers with units."""
     loss_kernel: str = ""  # what computes a fused loss; empty where a script of the user's own does
-    launch: Mapping[str, Any] = field(default_factory=lambda: NO_LAUNCH)
+    launch: Mapping[str, Any] = field(default_factory=lambda: {**NO_LAUNCH})
     """How to launch the best: ``argv``, the ``files`` that it reads, by name, and ``script_sets``,
     the knobs that the training script must set itself, as ``name=value``."""
 

@@ -58,6 +58,8 @@ BASES: Mapping[Basis, str] = {
 }
 # Of two published runs of one workload, which the cost model sets apart by a lead of so much or
 # more: how often the one that it calls faster is (``benchmarks/results/order.json``).
+# Smaller ones are none.
+LEAST_LEAD = 0.005
 REAL_LEADS: Mapping[float, float] = {0.5: 0.93, 0.2: 0.79, 0.1: 0.70, 0.05: 0.61, 0.0: 0.56}
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
@@ -347,9 +349,10 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
         rank, second = "Speeds are a ranking", facts.get("next_best")
-        if (lead := _lead(second) if second else 0.0) > 0:
+        if (lead := _lead(second) if second else 0.0) >= LEAST_LEAD:
             times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
-            rank = f"A predicted lead of {share_text(lead)} is real about {times:.0f} times in 100"
+            rank = f"A predicted lead of {share_text(lead)} was real {times:.0f} times in 100 in"
+            rank += " published pre-training"
         yield f"{rank}; absolute speed may be off (-{low} to +{high})."
     if fact := facts.get("nothing_measured"):
         yield f"Not measured: {fact['how']}."

@@ -176,7 +176,9 @@ def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
 def _read_adapter(fields: Fields) -> dict[str, Any] | None:
     kind = fields.values.get("adapter")
     if kind == "qlora" and fields.flag("load_in_8bit"):
-        raise fields.error("load_in_8bit", "is not loaded by adapter: qlora, which takes four bits")
+        raise fields.error(
+            "load_in_8bit", "cannot stand beside adapter: qlora, which loads four bits"
+        )
     if kind in (None, "", False):
         if fields.flag("load_in_8bit") or fields.flag("load_in_4bit"):
             effect = "the model is loaded in fewer bits, and trained as a whole in bf16 here"

@@ -101,8 +101,8 @@ class Format:
     """What must be done beside the file, one sentence each, with lines of code below some: of files
     without comments, which cannot say it themselves."""
     script_sets: Callable[[Question, Settings], tuple[str, ...]] = lambda question, settings: ()
-    """Knobs, as ``name=value``, that no field of the file holds: they are in force only if the
-    training script sets them, as the file's comments show."""
+    """Knobs, as ``name=value``, that no field or variable of the file holds: they are in force only
+    if the training script sets them, as its comments, or what is told beside it, show."""
     for_programs: bool = False
     """True where people hardly ever read it: pages then show no text of it."""
     merge: Callable[[str, str], str] | None = None

@@ -187,6 +187,11 @@ FORMAT = Format(
     why_not=_why_not,
     render=_render,
     argv=lambda question, path: torchrun(question.cluster, "SCRIPT.py", "--deepspeed_config", path),
+    script_sets=lambda question, settings: (
+        (f"activation_checkpointing={settings.activation_checkpointing}",)
+        if settings.activation_checkpointing is not Checkpointing.NONE
+        else ()
+    ),
 )
 
 

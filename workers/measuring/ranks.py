@@ -20,7 +20,7 @@ import psutil
 
 from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.errors import ProbeError
-from tuner.machine import usable_cores
+from tuner.machine import is_rationed, usable_cores
 from workers.launchers.base import Ended, Job, Launcher, RankEnd, Run, Why
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.measuring.merge import merge
@@ -383,7 +383,10 @@ class OtherLoad:
         self._since, self._before_s = time.monotonic(), self._taken_s()
 
     def cores(self) -> dict[str, float]:
-        """``cores``, those that ranks may use, and ``cores_of_others``, so many on average."""
+        """``cores``, those that ranks may use, and ``cores_of_others``, so many on average; nothing
+        where a control group rations them: then what others take is not theirs."""
+        if is_rationed():
+            return {}
         wall_s = max(time.monotonic() - self._since, 1e-9)
         others = min(max((self._taken_s() - self._before_s) / wall_s, 0.0), usable_cores())
         return {"cores": usable_cores(), "cores_of_others": round(others, 2)}

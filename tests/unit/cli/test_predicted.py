@@ -107,6 +107,7 @@ def test_the_framework_is_that_of_the_file_that_is_wanted(cli, arguments, tmp_pa
     assert of("--write", config) == "accelerate"
     assert of("--write", config, "--framework", "torch", "--knob", "tp_size=1") == "torch"
     assert framework_of_files(["trainer=a", "accelerate=b", "sbatch=c"]) is None
+    assert framework_of_files(["deepspeed=a"]) is None  # which is not probed
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")

@@ -51,6 +51,14 @@ def test_torch_is_launched_by_torchrun(study):
     assert launch == {"argv": argv, "files": {}, "script_sets": []}
 
 
+def test_what_a_script_must_set_is_that_of_all_files(study):
+    for wanted in (["sbatch", "accelerate"], ["accelerate", "sbatch"]):
+        files = [(name, f"{name}.file") for name in wanted]
+        assert (
+            with_launch(answer(study), study.question, files).launch["script_sets"] == SCRIPT_SETS
+        )
+
+
 @pytest.mark.parametrize("name", ["2x2xcpu", "2x2xh100-80gb"])
 def test_several_nodes_meet_at_one_of_them(study, name):
     question = replace(study.question, framework=framework("torch"), cluster=parse_cluster(name))

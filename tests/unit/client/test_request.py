@@ -387,6 +387,9 @@ def test_a_model_is_the_same_however_it_is_given(tmp_path):
     path.write_text(json.dumps(bare))
     assert model_note(path).startswith("tiny: not in the model's configuration")
     assert "hidden_size 4096" in model_note(bare)
+    named = "meta-llama/Llama-3.1-8B-Instruct"
+    for here in (True, False):  # a file is looked for on this machine alone
+        assert model_note(named, here=here) == f"{named} is taken to have the shape of llama-3.1-8b"
     gpt = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
     assert model_note(gpt).endswith("does: vocab_size 50257"), "other spellings are not left out"
     for complete in (TINY, "stories15m", read_model(TINY)):

@@ -150,7 +150,7 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     for ratio, times in ((1.014, 56), (1.3, 79), (2.0, 93)):
         near = facts.fact("next_best", "", second=second, change=ratio)
         sure = told(near, best=best, fidelity=Fidelity.PREDICTED).sure[0]
-        assert f"is real about {times} times in 100; absolute" in sure
+        assert f"was real {times} times in 100 in published pre-training; absolute" in sure
     assert found.sure[1].startswith("Not measured: ask with fidelity measured on 8xh100-80gb")
     assert "with launcher slurm or ray" in how_to_measure(parse_cluster("2x8xh100-80gb"))
     assert told(best=best).title == "Predicted, not measured"

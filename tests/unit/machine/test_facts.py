@@ -110,3 +110,13 @@ def test_a_machine_can_be_told_elsewhere(monkeypatch):
     there = Machine.from_dict(json.loads(json.dumps(here.as_dict())))
     assert there == here
     assert [gpu.uuid for gpu in there.gpus] == ["GPU-1", "GPU-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rationed"),
+    [("max 100000", False), ("400000 100000", False), ("350000 100000", True), ("", False)],
+)
+def test_a_quota_below_the_cores_is_a_ration(tmp_path, monkeypatch, text, rationed):
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+    limit(tmp_path, "cpu.max", text)
+    assert machine.is_rationed(tmp_path) is rationed

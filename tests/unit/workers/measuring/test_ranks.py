@@ -239,13 +239,17 @@ def test_load_is_what_others_take_of_the_cores_that_ranks_may_use(monkeypatch):
     load = OtherLoad()
     cores[:2], own[0], now = [core(14, 0, 1, 5, 9, 1, 14), core(1, 22, 0, 0, 0, 0, 0)], 5.0, 110.0
     # 9 seconds of both cores in 10, of which a rank had 3
+    monkeypatch.setattr(ranks_module, "is_rationed", lambda: False)
     assert load.cores() == {"cores": 2, "cores_of_others": 0.6}
+    monkeypatch.setattr(ranks_module, "is_rationed", lambda: True)  # others take none of a ration
+    assert load.cores() == {}
 
 
 def test_a_timed_probe_of_this_machine_has_the_load_beside_it(warm, monkeypatch):
     ours = LocalLauncher()
     of_others, found = warm(), warm()
     monkeypatch.setattr(LocalLauncher, "start", lambda self, job: found.launcher.start(job))
+    monkeypatch.setattr(ranks_module, "is_rationed", lambda: False)
     found.ranks.launcher = ours
     assert found.measure().hardware["cores"] == usable_cores()
     assert "cores" not in of_others.measure().hardware
