@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PlainValidator,
     PrivateAttr,
     ValidationInfo,
@@ -301,9 +302,9 @@ class WorkloadGiven(Part):
     @model_validator(mode="wrap")
     @classmethod
     def _held_together(
-        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
-    ) -> "WorkloadGiven":
-        made: WorkloadGiven = handler(value)
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        made = handler(value)
         written = value["model"]
         try:
             beside = ("model_name", "task", "precision", "reduce_dtype")

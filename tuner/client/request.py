@@ -7,17 +7,17 @@ what may be written (of its parts :mod:`tuner.client.parts`), and all that is wr
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace as replaced
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     Field,
+    ModelWrapValidatorHandler,
     PlainValidator,
     PrivateAttr,
     StrictBool,
     ValidationError,
     ValidationInfo,
-    ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
@@ -339,7 +339,7 @@ class SizeRequest(BaseRequest):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _of_a_family(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "SizeRequest":
+    def _of_a_family(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         work = value.get("workload") if isinstance(value, Mapping) else None
         unnamed = isinstance(work, Mapping) and work.get("model") is None
         family = value.get("family") if isinstance(value, Mapping) else None
@@ -347,7 +347,7 @@ class SizeRequest(BaseRequest):
             # a stand-in that takes the longest sequences of all
             model = max(family_of(family), key=lambda one: published_model(one).max_sequence_length)
             value = {**value, "workload": {**work, "model": model}}
-        made: SizeRequest = handler(value)
+        made = handler(value)
         made._takes_largest = unnamed
         if made.family is not None:
             family_of(made.family)
