@@ -76,14 +76,8 @@ class CopyTab(NamedTuple):
     beside: tuple[tuple[str, str], ...] = ()
 
 
-def answer_of(
-    study: Study, suggestion: Suggestion | None, needed_gib: float | None
-) -> SimpleNamespace:
-    """The answer as it stands.
-
-    ``suggestion`` has its launch; ``needed_gib`` is what the best configuration needs with what is
-    outside of the allocator, if known.
-    """
+def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, bool]:
+    """The heading of an answer, a note on it, why there is none, and whether nothing fits."""
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
     forecasts = suggestion is not None and is_forecast(study, suggestion)
@@ -118,6 +112,19 @@ def answer_of(
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
         how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
         note = " ".join(filter(None, (note, *how)))
+    return title, note, why, nothing_fits
+
+
+def answer_of(
+    study: Study, suggestion: Suggestion | None, needed_gib: float | None
+) -> SimpleNamespace:
+    """The answer as it stands.
+
+    ``suggestion`` has its launch; ``needed_gib`` is what the best configuration needs with what is
+    outside of the allocator, if known.
+    """
+    best = suggestion.best if suggestion else None
+    title, note, why, nothing_fits = _told(study, suggestion)
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
