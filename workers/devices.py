@@ -273,8 +273,9 @@ def check_machine(
 
 
 def check_free_memory(question: Question, request: ProbeRequest) -> None:
-    """Raises ProbeError where ranks on the CPU are predicted to need more than is free now."""
-    if question.cluster.gpu.device is not DeviceKind.CPU:
+    """Raises ProbeError where ranks on the CPU are predicted to need more than is free now; of a
+    model that nobody named, as a script's, nothing is predicted."""
+    if question.cluster.gpu.device is not DeviceKind.CPU or not question.workload.has_arithmetic:
         return
     ranks = 1 if request.fidelity is Fidelity.EMULATED else question.cluster.world_size
     settings = request.settings

@@ -143,7 +143,7 @@ def brief(
         answer=tuple(_answer(study.question, best, tokens, named_knobs(suggestion))),
         why=tuple(_why(by_kind, changes, best)),
         changes=tuple(map(effect_cells, changes[: None if whole else MOST_CHANGES])),
-        sure=tuple(_sure(by_kind, best, study)),
+        sure=tuple(_sure(by_kind, best, suggestion.alternatives, study)),
     )
 
 
@@ -344,12 +344,17 @@ def _changes(suggestion: Suggestion) -> list[PlainFact]:
 # -- how sure ---------------------------------------------------------------------------------
 
 
-def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Iterator[str]:
+def _sure(
+    facts: Mapping[str, PlainFact], best: Evaluation, others: Sequence[Evaluation], study: Study
+) -> Iterator[str]:
     step = best.step_time_s
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
-        rank, second = "Speeds are a ranking", facts.get("next_best")
-        if (lead := _lead(second) if second else 0.0) >= LEAST_LEAD:
+        rank, leads = (
+            "Speeds are a ranking",
+            [other / step.value - 1 for one in others if (other := one.step_time_s.value)],
+        )
+        if (lead := min(leads, default=0.0)) >= LEAST_LEAD:
             times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
             rank = f"A predicted lead of {share_text(lead)} was real {times:.0f} times in 100 in"
             rank += " published pre-training"
@@ -380,6 +385,9 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
         else:
             took = rough_duration_text(fact["wall_s"])
             more = f"{count_text(count, 'more probe')} ({took})"
-            yield f"{more} {gain}; --max-probes {most} runs them."
+            runs = f"; --max-probes {most} runs them" if fact.get("is_spent", True) else ""
+            if not runs and study.state not in OPEN:
+                runs = "; a smaller --tolerance looks on"
+            yield f"{more} {gain}{runs}."
     elif "nothing_left" in facts:
         yield "Nothing is left to probe."

@@ -36,7 +36,7 @@ from tuner.planner.expectation import Expectation
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
 from tuner.planner.ranking import LIGHTER, Choice, complexity
-from tuner.planner.spending import cost, devices_held
+from tuner.planner.spending import cost, devices_held, spent
 from tuner.planner.step_times import change_between, change_of, compared, fair
 from tuner.planner.timing import SHORT_COUNTS
 from tuner.search.gain import HOPEFUL, gain_of_more
@@ -339,6 +339,7 @@ def _more_probes(
         is_cpu=is_cpu,
         mean=mean,
         most=most,
+        is_spent=bool(spent(study)),
         grounds=expectation.grounds,
         next=proposed.settings,
     )

@@ -42,7 +42,9 @@ def probed(change):
     return facts.knob_changes("knob_probed", [change])
 
 
-def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE):
+def told(
+    *found, best=None, others=(), fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE
+):
     study = Study(id="st-1", question=question(), limits=Limits(fidelity=fidelity), state=state)
     best = best or replace(
         evaluation(),
@@ -51,7 +53,7 @@ def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=Study
     )
     suggestion = Suggestion(
         study_id="st-1", state="done", workload={}, cluster={}, framework={}, best=best,
-        facts=tuple(fact.as_dict() for fact in found),
+        alternatives=others, facts=tuple(fact.as_dict() for fact in found),
     )  # fmt: skip
     return brief(study, suggestion, tokens)
 
@@ -146,11 +148,16 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     assert found.title == "Answer"
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
     assert found.sure[0] == "Speeds are a ranking; absolute speed may be off (-50% to +25%)."
-    second = {"step_time_s": {"value": 2.0}, "needed_gib": {"value": 1.0}, "settings": {}}
-    for ratio, times in ((1.014, 56), (1.3, 79), (2.0, 93)):
-        near = facts.fact("next_best", "", second=second, change=ratio)
-        sure = told(near, best=best, fidelity=Fidelity.PREDICTED).sure[0]
-        assert f"was real {times} times in 100 in published pre-training; absolute" in sure
+    for seconds, said in (
+        (10.14, "A predicted lead of 1.4% was real 56 times in 100 in published pre-training"),
+        (13.0, "A predicted lead of 30% was real 79 times in 100 in published pre-training"),
+        (20.0, "A predicted lead of 100% was real 93 times in 100 in published pre-training"),
+        (10.04, "Speeds are a ranking"),  # of which nothing is told apart
+        (9.9, "Speeds are a ranking"),
+    ):
+        others = tuple(replace(best, step_time_s=between(s, s, s)) for s in (30.0, seconds))
+        sure = told(best=best, others=others, fidelity=Fidelity.PREDICTED).sure[0]
+        assert sure == f"{said}; absolute speed may be off (-50% to +25%)."
     assert found.sure[1].startswith("Not measured: ask with fidelity measured on 8xh100-80gb")
     assert "with launcher slurm or ray" in how_to_measure(parse_cluster("2x8xh100-80gb"))
     assert told(best=best).title == "Predicted, not measured"
@@ -159,13 +166,15 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
 
 
 def test_how_sure_says_what_more_probes_may_gain():
-    more, none = (
-        fact("more_probes", count=3, wall_s=36.0, mean=0.03, most=most) for most in (0.11, 0.0)
-    )
-    assert told(more).sure[-1] == (
-        "3 more probes (36 s) may gain 3.0% on average, 11% or less nine times in ten;"
-        " --max-probes 3 runs them."
-    )
+    gain = "3 more probes (36 s) may gain 3.0% on average, 11% or less nine times in ten"
+    for is_spent, state, then in (
+        (True, StudyState.DONE, "; --max-probes 3 runs them"),
+        (False, StudyState.DONE, "; a smaller --tolerance looks on"),  # it stopped by that
+        (False, StudyState.RUNNING, ""),
+    ):
+        more = {"count": 3, "wall_s": 36.0, "mean": 0.03, "most": 0.11, "is_spent": is_spent}
+        assert told(fact("more_probes", **more), state=state).sure[-1] == f"{gain}{then}."
+    none = fact("more_probes", count=3, wall_s=36.0, mean=0.0, most=0.0, is_spent=True)
     assert told(none).sure[-1] == "More probes are expected to gain nothing."
     assert told(fact("nothing_left")).sure[-1] == "Nothing is left to probe."
 

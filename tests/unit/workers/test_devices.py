@@ -10,10 +10,12 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import Framework
 from tuner.core.measurement import Fidelity
+from tuner.core.script import Script
 from tuner.core.study import ProbeRequest
 from tuner.cost.prediction import predict
 from tuner.errors import ProbeError
 from tuner.machine import Machine, ReportedGpu, free_bytes
+from tuner.model.shape import unnamed_model
 from workers.devices import (
     Device,
     DeviceLocks,
@@ -178,6 +180,9 @@ def test_ranks_on_the_cpu_start_only_where_what_they_need_is_free(question, monk
     check_free_memory(question, both)
     has_free(monkeypatch, tmp_path, 0)
     check_free_memory(on(question, "2xa100-80gb"), both)  # GPUs have memory of their own
+    unnamed = replace(question.workload, model=unnamed_model())
+    script = Script(path="/train.py", sha256="0" * 64, folder="/")
+    check_free_memory(replace(question, workload=unnamed, script=script), both)
 
 
 def test_what_a_control_group_holds_is_not_free(tmp_path, monkeypatch):
