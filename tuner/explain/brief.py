@@ -345,14 +345,14 @@ def _changes(suggestion: Suggestion) -> list[PlainFact]:
 
 
 def _sure(
-    facts: Mapping[str, PlainFact], best: Evaluation, others: Sequence[Evaluation], study: Study
+    facts: Mapping[str, PlainFact], best: Evaluation, beside: Sequence[Evaluation], study: Study
 ) -> Iterator[str]:
     step = best.step_time_s
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
         rank, leads = (
             "Speeds are a ranking",
-            [other / step.value - 1 for one in others if (other := one.step_time_s.value)],
+            [other / step.value - 1 for one in beside if (other := one.step_time_s.value)],
         )
         if (lead := min(leads, default=0.0)) >= LEAST_LEAD:
             times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)

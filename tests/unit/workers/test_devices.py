@@ -181,7 +181,8 @@ def test_ranks_on_the_cpu_start_only_where_what_they_need_is_free(question, monk
     has_free(monkeypatch, tmp_path, 0)
     check_free_memory(on(question, "2xa100-80gb"), both)  # GPUs have memory of their own
     unnamed = replace(question.workload, model=unnamed_model())
-    script = Script(path="/train.py", sha256="0" * 64, folder="/")
+    sizes = "{micro_batch_size} {gradient_accumulation_steps}"
+    script = Script(path="/train.py", sha256="0" * 64, folder="/", arguments=(sizes,))
     check_free_memory(replace(question, workload=unnamed, script=script), both)
 
 
