@@ -465,7 +465,7 @@ async def export_study(
         if reason := why_not(format_name, study.question, best.settings):
             detail = f"{format_name}: {reason}"
             raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
-        return exported(format_name, without_name(study.question), best, study.id)
+        return exported(format_name, without_name(study.question), best, study.id, study.state)
 
     text = await context.turns.run(caller.owner, export)
     found = FORMATS[format_name]

@@ -202,7 +202,7 @@ def _tabs(
             id=name,
             title=name,
             about=known.file_name,
-            **_halves(exported(name, without_name(study.question), best, study.id)),
+            **_halves(exported(name, without_name(study.question), best, study.id, study.state)),
             script_sets=known.script_sets(study.question, best.settings),
             download=f"/tune/{study.id}/export/{name}",
             beside=tuple(

@@ -18,7 +18,7 @@ from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.quantity import Quantity
 from tuner.core.script import CONFIGURATION, Launch, script_launch, torchrun
-from tuner.core.study import ProbeState, Question, Study
+from tuner.core.study import OPEN, ProbeState, Question, Study
 from tuner.core.words import (
     describe,
     memory_range_text,
@@ -338,7 +338,8 @@ def with_launch(
         own = FILES_OF_FRAMEWORK[question.framework.name]
         names = [name for name in own if why_not(name, question, best.settings) is None]
         named = [(name, FORMATS[name].file_name) for name in names[:1]]
-    files = {path: exported(name, question, best, suggestion.study_id) for name, path in named}
+    of_study = suggestion.study_id, suggestion.state
+    files = {path: exported(name, question, best, *of_study) for name, path in named}
     if script is not None:  # its command, with the settings filled in
         path = dict(named).get("accelerate", CONFIGURATION)
         return replace(suggestion, launch=script_launch(question, best.settings, path, files))
@@ -361,8 +362,10 @@ def launch_of(
     }
 
 
-def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:
-    """The text of a launcher's file for ``best``."""
+def exported(
+    format_name: str, question: Question, best: Candidate, study_id: str, state: str
+) -> str:
+    """The text of a launcher's file for ``best``, of a study that stands so."""
     per = rank_word(question)
     about = About(
         study_id=study_id,
@@ -370,5 +373,6 @@ def exported(format_name: str, question: Question, best: Candidate, study_id: st
         provenance=best.provenance,
         versions=best.guard.versions,
         figures=(rate_text(best.tokens_per_s_per_gpu, per), memory_range_text(best, per)),
+        is_open=state in OPEN,
     )
     return export(format_name, question, best.settings, about)

@@ -56,6 +56,8 @@ class About:
     """As of :func:`other_stack`, of the format: whoever exports fills it in."""
     format_name: str = ""
     """The same."""
+    is_open: bool = False
+    """Whether the study still looks for something better."""
 
 
 _OWN = {FrameworkName.NANOTRON: Stack.NANOTRON, FrameworkName.DEEPSPEED: Stack.DEEPSPEED}
@@ -367,9 +369,10 @@ def header(*blocks: Iterable[str]) -> str:
 
 def written(about: About) -> str:
     """Says who wrote the file, when, from what, and with which versions."""
+    so_far = " It is the best so far: the study still runs." if about.is_open else ""
     return (
         f"Written by tuner on {about.date} from study {about.study_id}; its figures are"
-        f" {about.provenance}{f', with {versions_text(about)}' if about.versions else ''}."
+        f" {about.provenance}{f', with {versions_text(about)}' if about.versions else ''}.{so_far}"
     )
 
 

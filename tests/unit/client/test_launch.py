@@ -13,6 +13,7 @@ from tuner.client.answered import Target, answered_of, read_path, read_targets, 
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.script import Launch, read_script
+from tuner.core.study import StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import answer
 from tuner.space import enumerate_space
@@ -40,6 +41,11 @@ def test_files_and_command_go_with_the_answer(study, tmp_path):
     text = launch["files"][str(path)]
     assert yaml.safe_load(text)["fsdp_config"]["fsdp_version"] == 2
     assert "study st-0123456789ab" in text
+    for state in (StudyState.DONE, StudyState.RUNNING):
+        found = answer(replace(study, state=state))
+        launch = with_launch(found, study.question, [("accelerate", str(path))]).launch
+        told = " ".join(launch["files"][str(path)].replace("\n#", "").split())
+        assert ("study still runs" in told) is (state is StudyState.RUNNING)
     assert "1,281 tokens/s per rank (1,242 to 1,321)" in text
     assert "20.0 MiB needed per rank, of " in text
 
