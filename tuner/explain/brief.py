@@ -58,9 +58,9 @@ BASES: Mapping[Basis, str] = {
 }
 # Of two published runs of one workload, which the cost model sets apart by a lead of so much or
 # more: how often the one that it calls faster is (``benchmarks/results/order.json``).
-# Smaller ones are none.
-LEAST_LEAD = 0.005
 REAL_LEADS: Mapping[float, float] = {0.5: 0.93, 0.2: 0.79, 0.1: 0.70, 0.05: 0.61, 0.0: 0.56}
+# Part of a step; smaller leads are none.
+LEAST_LEAD = 0.005
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
     "passed": "Checked: a small copy of the model trains the same as on one process.",
@@ -253,7 +253,10 @@ def _why(
         lighter = "is no lighter" if is_one else "are no lighter"
         yield f"As fast as {probes_text(fact['probes'])}{more}, which {lighter}."
     if fact := facts.get("next_best"):
-        yield f"Second: {_other(fact['second'], best, 1 + _lead(fact))}."
+        second, change = fact["second"], fact["change"]
+        if isinstance(change, Mapping):
+            change = change["ratio"]
+        yield f"Second: {_other(second, best, change)}."
     elif "no_other" in facts:
         yield "Nothing else that fits was timed to the end."
     if fact := facts.get("adapter_trained"):
@@ -272,13 +275,6 @@ def _why(
     if fact := facts.get("memory_peak"):
         parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
         yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
-
-
-def _lead(second: PlainFact) -> float:
-    """The part of the best's step by which the next one's is longer."""
-    change = second["change"]
-    ratio: float = change["ratio"] if isinstance(change, Mapping) else change
-    return ratio - 1
 
 
 def _reductions(fact: PlainFact, changes: Sequence[PlainFact]) -> Iterator[str]:
@@ -344,21 +340,25 @@ def _changes(suggestion: Suggestion) -> list[PlainFact]:
 # -- how sure ---------------------------------------------------------------------------------
 
 
+def _rank(step: Quantity, beside: Sequence[Evaluation]) -> str:
+    """Says how far the order of predicted speeds is to be trusted; of what other studies tell, that
+    was not counted."""
+    steps = [one.step_time_s.value for one in beside if one.step_time_s.value]
+    lead = min(steps) / step.value - 1 if steps and step.value else 0.0
+    if step.provenance is not Provenance.PREDICTED or lead < LEAST_LEAD:
+        return "Speeds are a ranking"
+    times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
+    said = f"A predicted lead of {share_text(lead)} was real {times:.0f} times in 100"
+    return f"{said} in published pre-training"
+
+
 def _sure(
     facts: Mapping[str, PlainFact], best: Evaluation, beside: Sequence[Evaluation], study: Study
 ) -> Iterator[str]:
     step = best.step_time_s
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
-        rank, leads = (
-            "Speeds are a ranking",
-            [other / step.value - 1 for one in beside if (other := one.step_time_s.value)],
-        )
-        if (lead := min(leads, default=0.0)) >= LEAST_LEAD:
-            times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
-            rank = f"A predicted lead of {share_text(lead)} was real {times:.0f} times in 100 in"
-            rank += " published pre-training"
-        yield f"{rank}; absolute speed may be off (-{low} to +{high})."
+        yield f"{_rank(step, beside)}; absolute speed may be off (-{low} to +{high})."
     if fact := facts.get("nothing_measured"):
         yield f"Not measured: {fact['how']}."
     if "may_not_fit" in facts:
