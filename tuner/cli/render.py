@@ -351,7 +351,8 @@ def _ends(
             argv = ("tuner", "export", suggestion.study_id, "torch", "--write", name)
             yield "First", f"{shlex.join(argv)}  (import it)"
         if sets := suggestion.launch["script_sets"]:
-            yield "First", f"in SCRIPT.py set {', '.join(sets)}: the file's comments show how"
+            title = "First" if written else "Then"  # after the export that comes first
+            yield title, f"in SCRIPT.py set {', '.join(sets)}: the file's comments show how"
         yield "Next", shlex.join(suggestion.launch["argv"])
     if page:
         yield "Page", page
