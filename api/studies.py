@@ -446,6 +446,15 @@ async def export_study(
         ),
     ],
     terms: WithinLimits = None,
+    path: Annotated[
+        str,
+        Query(
+            max_length=4096,
+            description="Where the file will be written, which its comments name; by default its"
+            " usual name.",
+            examples=["conf/accelerate.yaml"],
+        ),
+    ] = "",
 ) -> Response:
     """409 while there is no answer, or one that the launcher cannot run, with the reason."""
     if format_name not in FORMATS:
@@ -465,7 +474,8 @@ async def export_study(
         if reason := why_not(format_name, study.question, best.settings):
             detail = f"{format_name}: {reason}"
             raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
-        return exported(format_name, without_name(study.question), best, study.id, study.state)
+        question = without_name(study.question)
+        return exported(format_name, question, best, study.id, study.state, path)
 
     text = await context.turns.run(caller.owner, export)
     found = FORMATS[format_name]

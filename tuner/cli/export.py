@@ -59,7 +59,8 @@ def run(asked: ExportAsked) -> int:
     elif format_name == TEMPLATE:
         text = with_launch(suggestion, study.question).launch["files"][name]
     else:
-        text = exported(format_name, study.question, best, study.id, study.state)
+        where = str(path or asked.into or "")
+        text = exported(format_name, study.question, best, study.id, study.state, where)
         found = FORMATS[format_name]
         beside = found.beside(study.question, best.settings)
         if into is not None and found.merge is not None:

@@ -339,7 +339,7 @@ def with_launch(
         names = [name for name in own if why_not(name, question, best.settings) is None]
         named = [(name, FORMATS[name].file_name) for name in names[:1]]
     of_study = suggestion.study_id, suggestion.state
-    files = {path: exported(name, question, best, *of_study) for name, path in named}
+    files = {path: exported(name, question, best, *of_study, path) for name, path in named}
     if script is not None:  # its command, with the settings filled in
         path = dict(named).get("accelerate", CONFIGURATION)
         return replace(suggestion, launch=script_launch(question, best.settings, path, files))
@@ -363,9 +363,14 @@ def launch_of(
 
 
 def exported(
-    format_name: str, question: Question, best: Candidate, study_id: str, state: str
+    format_name: str,
+    question: Question,
+    best: Candidate,
+    study_id: str,
+    state: str,
+    path: str = "",
 ) -> str:
-    """The text of a launcher's file for ``best``, of a study that stands so."""
+    """The text of a launcher's file for ``best``, of a study that stands so, written at a path."""
     per = rank_word(question)
     about = About(
         study_id=study_id,
@@ -374,5 +379,6 @@ def exported(
         versions=best.guard.versions,
         figures=(rate_text(best.tokens_per_s_per_gpu, per), memory_range_text(best, per)),
         is_open=state in OPEN,
+        path=path,
     )
     return export(format_name, question, best.settings, about)

@@ -207,7 +207,8 @@ def _answered(
         settings = Settings.from_dict(shown["best"]["settings"])
         limits = body.get("terms_id")
         files = {
-            str(one.path): service.export(study.id, one.format_name, limits) for one in targets
+            str(one.path): service.export(study.id, one.format_name, str(one.path), limits)
+            for one in targets
         }
         formats = {str(one.path): one.format_name for one in targets}
         shown = {**shown, "launch": launch_of(study.question, settings, files, formats)}

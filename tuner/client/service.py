@@ -74,9 +74,12 @@ class Service:
             raise ServiceError(f"{self.url} is no tuner service: it has sent no list of probes")
         return found
 
-    def export(self, study_id: str, format_name: str, limits: str | None = None) -> str:
-        """A study's answer as a launcher's file."""
-        wanted = {} if limits is None else {"terms": limits}
+    def export(self, study_id: str, format_name: str, path: str, limits: str | None = None) -> str:
+        """A study's answer as a launcher's file, to be written at a path."""
+        # a name that is no UTF-8 has no other form in an address
+        wanted = {"path": path.encode(errors="replace").decode()}
+        if limits is not None:
+            wanted["terms"] = limits
         return self._send("GET", f"/tune/{study_id}/export/{format_name}", params=wanted).text
 
     def cancel(self, study_id: str) -> dict[str, Any]:

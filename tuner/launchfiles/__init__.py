@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tuner.catalog.versions import version_table
 from tuner.core.configuration import Settings
+from tuner.core.framework import OF_WORKLOADS, packages_beside
 from tuner.core.study import Question
 from tuner.errors import UnknownNameError, UsageError
 from tuner.launchfiles import (
@@ -54,10 +56,25 @@ def export(format_name: str, question: Question, settings: Settings, about: Abou
     if reason is not None:
         raise UsageError("format", format_name, reason)
     known = FORMATS[format_name]
-    said = other_stack(question, known.stack)
-    return known.render(
-        question, settings, replace(about, other_stack=said, format_name=known.name)
+    about = replace(
+        about,
+        path=about.path or known.file_name,
+        versions=_versions(known, question, about.versions),
+        other_stack=other_stack(question, known.stack),
+        format_name=known.name,
     )
+    return known.render(question, settings, about)
+
+
+def _versions(known: Format, question: Question, found: Mapping[str, str]) -> Mapping[str, str]:
+    """Those of packages that train under the file; of a script of the user's own, which may import
+    any, all."""
+    if question.script is not None:
+        return found
+    mine = version_table().frameworks[question.framework.name].oldest.keys() - OF_WORKLOADS
+    wanted = {*(known.packages or mine)}
+    wanted.update(packages_beside(question.workload, question.cluster.gpu.device))
+    return {package: version for package, version in found.items() if package in wanted}
 
 
 def why_not(format_name: str, question: Question, settings: Settings) -> str | None:

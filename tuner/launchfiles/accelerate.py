@@ -39,6 +39,7 @@ from tuner.launchfiles.contract import (
     has_data_parallel_ranks,
     header,
     provenance,
+    shell_word,
     sync_acts,
     yaml_text,
 )
@@ -233,7 +234,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
     not_here = [line for text in _beside(question, settings) for line in comment(text)]
     nodes = values["num_machines"]
     needs = f"{_needs(question, settings)}. Start it"
-    command = f"#     accelerate launch --config_file {FILE_NAME}"
+    command = f"#     accelerate launch --config_file {shell_word(about.path)}"
     launch = [*comment(f"{needs}:"), f"{command} SCRIPT.py"]
     if nodes > 1:
         launch = [
@@ -313,6 +314,7 @@ FORMAT = Format(
     name="accelerate",
     file_name=FILE_NAME,
     stack=Stack.TORCH,
+    packages=("accelerate", "torch", "transformers"),
     why_not=_why_not,
     render=_render,
     argv=lambda question, path: ("accelerate", "launch", "--config_file", path, "SCRIPT.py"),

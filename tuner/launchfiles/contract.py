@@ -5,6 +5,7 @@ Comments hold text of others, such as a model's name: nothing in it can end a co
 
 import json
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class About:
     """The weakest that stands behind the figures."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the packages that the figures were found with."""
+    path: str = ""
+    """Where the file is written, as whoever asked calls it; empty where only they know."""
     figures: tuple[str, ...] = ()
     """What was found, one line each, such as ``3425 tokens/s per GPU (3390 to 3460)``."""
     other_stack: str = ""
@@ -97,6 +100,8 @@ class Format:
     why_not: Callable[[Question, Settings], str | None] = lambda question, settings: None
     """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
     media_type: str = "application/yaml"
+    packages: tuple[str, ...] = ()
+    """Those that train under the file, whose versions it tells; empty: the study's framework's."""
     argv: Callable[[Question, str], tuple[str, ...]] | None = None
     """The command that trains with the file at a path; ``None`` if the file starts nothing."""
     beside: Callable[[Question, Settings], tuple[str, ...]] = lambda question, settings: ()
@@ -324,6 +329,11 @@ def job_name(study_id: str) -> str:
 
 # Characters of a comment line, without its mark.
 WIDTH = 78
+
+
+def shell_word(path: str) -> str:
+    """A path as a word of a command in a comment."""
+    return shlex.quote(printable(path))
 
 
 def printable(text: str) -> str:

@@ -183,6 +183,7 @@ FORMAT = Format(
     name="deepspeed",
     file_name=FILE_NAME,
     stack=Stack.DEEPSPEED,
+    packages=("deepspeed", "torch", "transformers"),
     media_type="application/json",
     why_not=_why_not,
     render=_render,

@@ -6,6 +6,7 @@ Fields are those of nanotron's repository on 7 April 2026 (commit 2411b022, whic
 user's own file.
 """
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from tuner.launchfiles.contract import (
     first,
     header,
     lacking,
+    printable,
     provenance,
     sync_acts,
     yaml_text,
@@ -107,13 +109,13 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
-    command = torchrun(question.cluster, "run_train.py", "--config-file", FILE_NAME)
+    command = torchrun(question.cluster, "run_train.py", "--config-file", about.path)
     use = [
         *comments(
             "These blocks go into your configuration, which has the rest (tuner export STUDY"
             " nanotron --into YOURS.yaml puts them there). Start it on each node:"
         ),
-        f"#     CUDA_DEVICE_MAX_CONNECTIONS=1 {' '.join(command)}",
+        f"#     CUDA_DEVICE_MAX_CONNECTIONS=1 {printable(shlex.join(command))}",
     ]
     notes = ["What your script was not told is not here: it stays as your file has it."]
     if question.script is None:
@@ -132,6 +134,7 @@ FORMAT = Format(
     name="nanotron",
     file_name=FILE_NAME,
     stack=Stack.NANOTRON,
+    packages=("nanotron", "torch"),
     why_not=_why_not,
     render=_render,
     argv=lambda question, path: torchrun(question.cluster, "run_train.py", "--config-file", path),

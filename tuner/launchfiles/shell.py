@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from tuner.catalog.gpus import gpu_kinds
@@ -20,6 +21,7 @@ from tuner.launchfiles.contract import (
     job_name,
     printable,
     provenance,
+    shell_word,
     surroundings,
     variables,
     yaml_text,
@@ -35,9 +37,9 @@ def exports(values: Mapping[str, str]) -> Iterator[str]:
         yield f"export {name}={shlex.quote(value)}"
 
 
-def usage(question: Question, file_name: str) -> Iterator[str]:
-    """Comments: how the script is started."""
-    nodes = question.cluster.nodes
+def usage(question: Question, path: str) -> Iterator[str]:
+    """Comments: how the script at a path is started."""
+    nodes, file_name = question.cluster.nodes, shell_word(path)
     if nodes == 1:
         yield f"# sh {file_name} SCRIPT.py ARGUMENTS"
         return
@@ -45,9 +47,9 @@ def usage(question: Question, file_name: str) -> Iterator[str]:
     yield f"#     MASTER_ADDR=ADDRESS sh {file_name} SCRIPT.py ARGUMENTS"
 
 
-def checks(question: Question, file_name: str) -> Iterator[str]:
+def checks(question: Question) -> Iterator[str]:
     """Ends with what is missing: the training script, or a place for several nodes to meet."""
-    yield f': "${{1:?usage: sh {file_name} SCRIPT.py ARGUMENTS}}"'
+    yield ': "${1:?usage: sh $0 SCRIPT.py ARGUMENTS}"'
     if question.cluster.nodes > 1:
         yield ': "${MASTER_ADDR:?set it to the address of one of the nodes, the same on all}"'
 
@@ -68,8 +70,9 @@ FILE_NAME = "tuned.env"
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
+    path = about.path if PurePath(about.path).is_absolute() else f"./{about.path}"
     use = comments(
-        f"For POSIX shells (. ./{FILE_NAME}). The settings are in force only if the training"
+        f"For POSIX shells (. {shell_word(path)}). The settings are in force only if the training"
         " script reads them."
     )
     origin = {
@@ -118,10 +121,10 @@ def in_force(question: Question) -> str:
 
 
 def _torchrun_render(question: Question, settings: Settings, about: About) -> str:
-    use = usage(question, TORCHRUN_FILE_NAME)
+    use = usage(question, about.path)
     top = header(provenance(question, settings, about), use, comments(in_force(question)))
     values = {**variables(question, settings), **surroundings(question)}
-    lines = ["#!/bin/sh", top, "set -eu", *exports(values), *checks(question, TORCHRUN_FILE_NAME)]
+    lines = ["#!/bin/sh", top, "set -eu", *exports(values), *checks(question)]
     return "\n".join([*lines, f"exec {command(question)}", ""])
 
 
@@ -140,7 +143,7 @@ SBATCH_FILE_NAME = "tuned.sbatch"
 
 def _sbatch_render(question: Question, settings: Settings, about: About) -> str:
     use = comments(
-        f"sbatch {SBATCH_FILE_NAME} SCRIPT.py ARGUMENTS, with options of your site's, such as"
+        f"sbatch {shell_word(about.path)} SCRIPT.py ARGUMENTS, with options of your site's, such as"
         " --partition, --time and --cpus-per-task, before the file's name."
     )
     top = header(provenance(question, settings, about), use, comments(in_force(question)))
@@ -152,7 +155,7 @@ def _sbatch_render(question: Question, settings: Settings, about: About) -> str:
         options.append(f"--gpus-per-node={cluster.gpus_per_node}")
     elif cores:
         options.append(f"--cpus-per-task={cores}")
-    start = [f': "${{1:?usage: sbatch {SBATCH_FILE_NAME} SCRIPT.py ARGUMENTS}}"']
+    start = [': "${1:?usage: sbatch THIS_FILE SCRIPT.py ARGUMENTS}"']
     if cores:
         # since Slurm 22.05 srun does not inherit it
         start.append(f"export SRUN_CPUS_PER_TASK={cores}")
@@ -218,7 +221,7 @@ def _train_job_render(question: Question, settings: Settings, about: About) -> s
         },
     }
     use = comments(
-        f"kubectl apply -f {TRAIN_JOB_FILE_NAME}, with Kubeflow Trainer 2.0 or newer and its"
+        f"kubectl apply -f {shell_word(about.path)}, with Kubeflow Trainer 2.0 or newer and its"
         " runtime torch-distributed. Put your script, its arguments and, as spec.trainer.image, an"
         " image that holds them in the place of SCRIPT.py.",
         in_force(question),

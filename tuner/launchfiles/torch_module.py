@@ -7,6 +7,8 @@ Tensor parallelism is the probe program's own, which the package installs with t
 these modules (docs/decisions). Everything else needs torch and transformers only.
 """
 
+from pathlib import PurePath
+
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.script import is_sharded, torchrun
@@ -21,6 +23,7 @@ from tuner.launchfiles.contract import (
     has_data_parallel_ranks,
     header,
     provenance,
+    shell_word,
 )
 from tuner.launchfiles.fsdp import (
     layer_class,
@@ -96,8 +99,9 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
+    name = shell_word(PurePath(about.path).name)
     use = [
-        *comments(f"Put {FILE_NAME} beside your training script, which does this, or more:"),
+        *comments(f"Put {name} beside your training script, which does this, or more:"),
         *(f"#     {line}".rstrip() for line in _USE.splitlines()),
         *comments(
             "where DATASET gives dictionaries with input_ids and labels. Start it on each node:"
@@ -122,6 +126,7 @@ FORMAT = Format(
     name="torch",
     file_name=FILE_NAME,
     stack=Stack.TORCH,
+    packages=("torch", "transformers"),
     media_type="text/x-python",
     why_not=_why_not,
     render=_render,

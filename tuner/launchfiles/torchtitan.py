@@ -8,6 +8,7 @@ configured in Python: comments of the file say the same so, by ``torchtitan/conf
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from tuner.launchfiles.contract import (
     comments,
     has_data_parallel_ranks,
     header,
+    printable,
     provenance,
     reduced_in,
     sync_acts,
@@ -209,14 +211,14 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 
 def _render(question: Question, settings: Settings, about: About) -> str:
     steps = settings.gradient_accumulation_steps
-    command = torchrun(question.cluster, "-m", "torchtitan.train", "--job.config_file", FILE_NAME)
+    command = torchrun(question.cluster, "-m", "torchtitan.train", "--job.config_file", about.path)
     use = [
         *comments(
             f"For torchtitan 0.2.0 to 0.2.2, which accumulates {steps}"
             f" micro-batch{'es' if steps > 1 else ''} of each process to the global batch. Data,"
             " learning rate and the rest are yours, here or as options. Start it on each node:"
         ),
-        f"#     {' '.join(command)}",
+        f"#     {printable(shlex.join(command))}",
     ]
     newer = []
     if python := _python(question, settings):
@@ -250,6 +252,7 @@ FORMAT = Format(
     name="torchtitan",
     file_name=FILE_NAME,
     stack=Stack.TORCHTITAN,
+    packages=("torchtitan", "torch"),
     media_type="application/toml",
     why_not=_why_not,
     render=_render,

@@ -356,7 +356,7 @@ def _render_flags(question: Question, settings: Settings, about: About) -> str:
     for text in _by_hand(question, settings):
         said, _, pasted = text.partition("\n")
         how += [*comment(said), *(code(pasted) if pasted else ())]
-    top = header(provenance(question, settings, about), usage(question, FLAGS_FILE_NAME), how)
+    top = header(provenance(question, settings, about), usage(question, about.path), how)
     flags = []
     for name, value in arguments(question, settings, about).items():
         text = value if isinstance(value, str) else json.dumps(value)
@@ -364,7 +364,7 @@ def _render_flags(question: Question, settings: Settings, about: About) -> str:
         bare = name == "fsdp" and value is True
         flags.append("--fsdp" if bare else f"--{name} {shlex.quote(text)}")
     told = exports(ring_variables(question, settings))
-    lines = ["#!/bin/sh", top, "set -eu", *told, *checks(question, FLAGS_FILE_NAME)]
+    lines = ["#!/bin/sh", top, "set -eu", *told, *checks(question)]
     return "\n".join([*lines, f"exec {command(question, flags)}", ""])
 
 
@@ -372,6 +372,7 @@ FORMAT = Format(
     name="trainer",
     file_name=FILE_NAME,
     stack=Stack.TORCH,
+    packages=("accelerate", "torch", "transformers"),
     media_type="application/json",
     why_not=_why_not,
     render=lambda *parts: json.dumps(arguments(*parts), indent=2) + "\n",
@@ -382,6 +383,7 @@ FLAGS = Format(
     name="trainer-flags",
     file_name=FLAGS_FILE_NAME,
     stack=Stack.TORCH,
+    packages=("accelerate", "torch", "transformers"),
     media_type=MEDIA_TYPE,
     why_not=_why_no_flags,
     render=_render_flags,

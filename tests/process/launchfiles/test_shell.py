@@ -52,9 +52,11 @@ def test_torchrun_starts_the_ranks_with_the_settings(tmp_path):
 def test_what_is_missing_is_said(tmp_path):
     fp32 = {"workload": {"precision": Precision.FP32}}
     for name, told in (("torchrun", "sh torchrun.sh"), ("trainer-flags", "sh trainer.sh"),
-                       ("sbatch", "sbatch tuned.sbatch")):  # fmt: skip
+                       ("sbatch", "sbatch THIS_FILE")):  # fmt: skip
         text = _text(name, "cpu:2", **fp32)
-        done = subprocess.run(["sh"], input=text, text=True, capture_output=True)
+        path = tmp_path / FORMATS[name].file_name
+        path.write_text(text, encoding="utf-8")
+        done = subprocess.run(["sh", path.name], text=True, capture_output=True, cwd=tmp_path)
         assert done.returncode != 0
         assert f"usage: {told} SCRIPT.py" in done.stderr
     path = tmp_path / "torchrun.sh"

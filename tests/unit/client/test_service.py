@@ -151,10 +151,10 @@ def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms():
         with pytest.raises(ServiceError, match=r"has other limits \(--replace does"):
             one.submit({})
         with pytest.raises(ServiceError, match=r"has other limits$"):
-            one.export("st-1", "torchrun", "0123456789ab")
+            one.export("st-1", "torchrun", "a b.sh", "0123456789ab")
         with pytest.raises(ServiceError):
-            one.export("st-1", "torchrun")
-    assert [url.query for url in seen] == [b"", b"terms=0123456789ab", b""]
+            one.export("st-1", "torchrun", "\udcff.sh")
+    assert [url.query for url in seen] == [b"", b"path=a+b.sh&terms=0123456789ab", b"path=%3F.sh"]
 
 
 def test_events_are_followed_over_broken_streams():

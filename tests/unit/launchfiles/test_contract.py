@@ -19,7 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.launchfiles.cases import ABOUT, CASES, EXAMPLES, STATED, TORCH, Case, grid, trainer
+from tests.unit.launchfiles.cases import (
+    ABOUT,
+    CASES,
+    EXAMPLES,
+    STATED,
+    TORCH,
+    Case,
+    grid,
+    of_script,
+    trainer,
+)
 from tests.unit.launchfiles.readers import READERS, header_of, settings_in
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.configuration import Sharding
@@ -88,7 +98,8 @@ def test_a_configuration_is_refused_with_a_way_out_or_can_be_read_back(name):
                 found = replace(found, tp_size=chosen.tp_size, sharding=chosen.sharding)
             assert canonical(question, found) == canonical(question, chosen), text
         said = text if name in WITHOUT_COMMENTS else header_of(text)
-        for word in (ABOUT.study_id, ABOUT.date, "measured", *ABOUT.versions.values()):
+        versions = (STATED[one] for one in known.packages if one in STATED)
+        for word in (ABOUT.study_id, ABOUT.date, "measured", *versions):
             assert word in said, word
         if name != "trainer":  # a run's name has no room for more
             assert question.workload.model.name in said
@@ -178,6 +189,34 @@ def _structure(value):
     if isinstance(value, str):
         return next((start for start in TOLD if value.startswith(start)), value)
     return value
+
+
+def test_a_file_names_itself_as_it_is_written_and_only_packages_that_train_under_it():
+    """Of the others people would look for a place that is not there."""
+    path = "runs/my run/one.x"
+    found = {**STATED, "python": "3.11.7", "peft": "0.21.0", "torchao": "0.18.0"}
+    commands = {
+        "accelerate": "accelerate launch --config_file 'runs/my run/one.x' SCRIPT.py",
+        "trainer-flags": "sh 'runs/my run/one.x' SCRIPT.py",
+        "torch": "Put one.x beside your training script",
+        "torchrun": "sh 'runs/my run/one.x' SCRIPT.py",
+        "nanotron": "run_train.py --config-file 'runs/my run/one.x'",
+        "torchtitan": "torchtitan.train --job.config_file 'runs/my run/one.x'",
+        "sbatch": "sbatch 'runs/my run/one.x' SCRIPT.py",
+        "kubernetes": "kubectl apply -f 'runs/my run/one.x'",
+        "env": "(. './runs/my run/one.x')",
+    }
+    for name in FORMATS:
+        question, chosen = EXAMPLES[name].parts()
+        text = export(name, question, chosen, replace(ABOUT, path=path, versions=found))
+        said = " ".join(text.replace("\n#", " ").split())
+        assert commands.get(name, "") in said, name
+        assert FORMATS[name].file_name not in text, name
+        for package in ("python 3", "peft", "torchao"):  # of the first sentence
+            needed = package == "torchao" and "adamw_8bit" in text
+            assert (package in said.partition(" - ")[0]) is needed, (name, package)
+    script = of_script("accelerate")
+    assert "python 3.11.7" in export("torchrun", *script, replace(ABOUT, versions=found))
 
 
 def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path):

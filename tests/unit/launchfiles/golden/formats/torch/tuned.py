@@ -1,5 +1,5 @@
 # Written by tuner on 2026-01-15 from study st-0123456789ab; its figures are
-# measured, with accelerate 1.15.0, torch 2.13.0, transformers 5.23.0.
+# measured, with torch 2.13.0, transformers 5.23.0.
 # llama-3.1-8b on 8xa100-80gb: sequences of 4096 tokens, 32 in an optimizer
 # step; adamw, bf16, gradients reduced in bf16.
 # sharding=full_shard, tp_size=2, tp_recompute_allgather=true, pp_size=1,

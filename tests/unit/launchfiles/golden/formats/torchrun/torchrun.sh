@@ -40,5 +40,5 @@ export TUNED_SEQUENCE_LENGTH=4096
 export TUNED_OPTIMIZER=adamw
 export TUNED_PRECISION=bf16
 export TUNED_REDUCE_DTYPE=bf16
-: "${1:?usage: sh torchrun.sh SCRIPT.py ARGUMENTS}"
+: "${1:?usage: sh $0 SCRIPT.py ARGUMENTS}"
 exec torchrun --standalone --nproc-per-node 8 "$@"

@@ -27,7 +27,7 @@
 # --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500
 # SCRIPT.py
 set -eu
-: "${1:?usage: sh trainer.sh SCRIPT.py ARGUMENTS}"
+: "${1:?usage: sh $0 SCRIPT.py ARGUMENTS}"
 : "${MASTER_ADDR:?set it to the address of one of the nodes, the same on all}"
 exec torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR":29500 "$@" \
     --run_name 'tuner st-0123456789ab 2026-01-15 measured; accelerate 1.15.0, torch 2.13.0, transformers 5.23.0' \
