@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "3289d8fce6d387c68686be3014ec73ee72d21614d65e63fed74bf3de87925eaf"),
-    "verdict": (5, "a30604472fa8601edd0ab893d11ab1317a3a8ab2d3dab23abec7e17f3a6cb569"),
+    "dry run": (5, "df2a3026e9dd80929b32a40d0715cf431ddf01cc34440ce7c065c22111a5fa73"),
+    "verdict": (5, "43d45f334678d2ecc0cc09bc77b53d1e510cac163165d523ed322f906e764f54"),
     "rates": (3, "290425f2ae68dab9b23f7e0e6719639a8c5d2afc5790fc13aa687e6434d117d8"),
 }
 """The format, and the digest of the sources that it stands for."""
