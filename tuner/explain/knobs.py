@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from tuner.catalog.gpus import MIB
 from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.words import listed, seconds_text
@@ -58,10 +59,16 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         values = sorted(set().union(*groups.values()) - {mine})
         if is_size:  # the nearest
             values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
-        changes += [
-            KnobChange(knob=knob, value=value, instead_of=mine, step=change, pairs=count)
-            for value, change, count in expectation.effects(best.settings, knob, values)
-        ]
+        group = groups[OTHERS_CHOSEN[knob](best.settings)]
+        for value, step, count in expectation.effects(best.settings, knob, values):
+            one = KnobChange(knob=knob, value=value, instead_of=mine, step=step, pairs=count)
+            # Its time is a mean of many pairs, its memory the answer's own with this change.
+            if value in group:
+                needed = expectation.needed_bytes(known.space.legal[group[value]], best)
+                fits, more = needed <= known.limit_bytes, needed - best.expected_bytes
+                more = round(more / MIB) * MIB  # the same, where nothing is
+                one = replace(one, needed_bytes=needed, memory_bytes=more, fits=fits)
+            changes.append(one)
     if changes:
         changes.sort(key=_largest_first)
         more = {"grounds": expectation.grounds, "others_are_known": bool(told)}
