@@ -6,7 +6,7 @@ Its answer is the best configuration, its evidence, and what to copy (:func:`ans
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -51,6 +51,7 @@ GUARD_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
 # Options of the command line, by the fields of the form that say the same.
 FIELDS: Mapping[str, str] = {
     "--optimizer": "workload.optimizer",
+    "--precision": "workload.precision",
     "--adapter": "workload.adapter.method",
     "--sequence-length": "workload.sequence_length",
 }
@@ -155,7 +156,7 @@ def answer_of(
         state="nothing fits" if nothing_fits else str(study.state),
         nothing_fits=nothing_fits,
         ways=[
-            (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.option)})}")
+            (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.options)})}")
             for one in (ways_out(study.question, study.limits) if nothing_fits else ())
         ],
         # What differs from the default or was weighed, and the rest.
@@ -170,16 +171,20 @@ def answer_of(
     )
 
 
-def _fields_of(option: str) -> dict[str, str]:
-    """An option of the command line as fields of the form."""
-    name, _, value = option.partition(" ")
-    if name == "--knob":
-        knob, _, value = value.partition("=")
-        return {f"knobs.{knob}": value}
-    if name == "--cluster":
-        cluster = parse_cluster(value)
-        return {NODES: str(cluster.nodes), GPUS_PER_NODE: str(cluster.gpus_per_node)}
-    return {FIELDS[name]: value}
+def _fields_of(options: Sequence[str]) -> dict[str, str]:
+    """Options of the command line as fields of the form."""
+    found: dict[str, str] = {}
+    for option in options:
+        name, _, value = option.partition(" ")
+        if name == "--knob":
+            knob, _, value = value.partition("=")
+            found[f"knobs.{knob}"] = value
+        elif name == "--cluster":
+            cluster = parse_cluster(value)
+            found[NODES], found[GPUS_PER_NODE] = str(cluster.nodes), str(cluster.gpus_per_node)
+        else:
+            found[FIELDS[name]] = value
+    return found
 
 
 def _halves(text: str) -> dict[str, str]:

@@ -373,8 +373,16 @@ def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) ->
     if found:
         console.print()
         rows = [
-            (one.option, size_text(one.needed_bytes), "yes" if one.fits else "no") for one in found
+            (
+                one.option,
+                size_text(one.needed_bytes),
+                "yes" if one.fits else "no",
+                size_text(one.host_bytes) if one.host_bytes else "",
+            )
+            for one in found
         ]
-        heads = ("change one thing", "needed", f"fits {size_text(found[0].limit_bytes)}")
-        print_rows(heads, rows, "needed", indent=2)
+        heads = ("change", "needed", f"fits {size_text(found[0].limit_bytes)}", "host of a node")
+        shown = 4 if any(one.host_bytes for one in found) else 3
+        cells = [row[:shown] for row in rows]
+        print_rows(heads[:shown], cells, "needed,host of a node", indent=2)
         console.print(Text("  Predicted by arithmetic, at micro-batch 1.", style="dim"))

@@ -247,7 +247,8 @@ def _no_gpu(request: RequestHere, question: Question) -> str:
 
 def _too_much_for(question: Question, limits: Limits) -> str:
     """Why nobody who expected a GPU asks this of CPU ranks; empty if it may be meant."""
-    if (need := least_need(question, limits)) and not need.fits:
+    need = least_need(question, limits)
+    if need is not None and need.needed_bytes > need.limit_bytes:
         sizes = f"{size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}"
         return f"where {question.trained} needs {sizes}"
     cluster, work = question.cluster, question.workload

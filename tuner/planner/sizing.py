@@ -313,11 +313,6 @@ def parts_of(question: Question, *, above: int = 0) -> Iterator[Question]:
             yield part
 
 
-def fits_surely(question: Question, limits: Limits) -> bool:
-    """True where something fits at the upper end of its interval too, by arithmetic alone."""
-    return _Sizer(limits, Goal(), nothing_known).fits(question)
-
-
 def _first(
     parts: Sequence[Question], speed: Callable[[Question], float], wanted: float
 ) -> Question | None:

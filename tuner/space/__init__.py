@@ -11,6 +11,7 @@ from tuner.space.enumeration import (
     count_settings,
     divisors,
     enumerate_space,
+    legal_settings,
     settings_notes,
 )
 from tuner.space.rules import (
@@ -31,6 +32,7 @@ __all__ = [
     "count_settings",
     "divisors",
     "enumerate_space",
+    "legal_settings",
     "no_liger",
     "settings_notes",
 ]

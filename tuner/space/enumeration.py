@@ -175,14 +175,15 @@ def enumerate_space(question: Question) -> Space:
     return space
 
 
-def count_settings(question: Question, most: int) -> int:
-    """How many legal settings a question has, counted to one more than ``most``.
+def legal_settings(question: Question) -> Iterator[Settings]:
+    """Those of :func:`enumerate_space`, where it does not matter why there are none, nor whether a
+    restriction is of a knob that does not act: with impossible values there are just none."""
+    return (one for found in _classes(question) for one in _members(question, found, {}))
 
-    Impossible values are not refused here: there are just no settings with them.
-    """
-    classes = _classes(question)
-    every = (one for found in classes for one in _members(question, found, {}))
-    return sum(1 for _ in islice(every, most + 1))
+
+def count_settings(question: Question, most: int) -> int:
+    """How many legal settings a question has, counted to one more than ``most``."""
+    return sum(1 for _ in islice(legal_settings(question), most + 1))
 
 
 # A study is planned again after every probe, and its space stays the same.
