@@ -49,7 +49,8 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         if elsewhere is not None:
             yield knob_changes("knob_probed", [elsewhere])
             told.add(knob)
-    changes = []
+    changes, question = [], known.study.question
+    arithmetic_counts = question.script is None and question.workload.has_arithmetic
     for knob in (one for one in CHOSEN if one not in told):
         is_size, groups = KNOBS[knob].kind is int, known.space.differing_in(knob)
         # For all but sizes a knob acts where it alone can be changed.
@@ -63,11 +64,11 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         for value, step, count in expectation.effects(best.settings, knob, values):
             one = KnobChange(knob=knob, value=value, instead_of=mine, step=step, pairs=count)
             # Its time is a mean of many pairs, its memory the answer's own with this change.
-            if value in group:
+            if value in group and arithmetic_counts:
                 needed = expectation.needed_bytes(known.space.legal[group[value]], best)
-                fits, more = needed <= known.limit_bytes, needed - best.expected_bytes
-                more = round(more / MIB) * MIB  # the same, where nothing is
-                one = replace(one, needed_bytes=needed, memory_bytes=more, fits=fits)
+                spent = round((needed - best.expected_bytes) / MIB) * MIB
+                fits = needed <= known.limit_bytes
+                one = replace(one, needed_bytes=needed, memory_bytes=spent, fits=fits)
             changes.append(one)
     if changes:
         changes.sort(key=_largest_first)
