@@ -95,6 +95,7 @@ def test_a_fused_loss_is_searched_where_logits_are_large(ask):
     liger = {"liger-kernel": "0.8.5"}
     for cluster, tokens, stack, searched, told in [
         ("8xh100-80gb", 32768, {}, True, ""),
+        ("8xh100-80gb", 8192, {}, True, ""),
         ("8xh100-80gb", 4096, {}, False, ""),
         ("8xl4", 4096, {}, True, ""),
         ("cpu:2", 32768, {}, False, ""),
