@@ -51,7 +51,7 @@ from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, edited_lines, open_file, read_text, syntax_of
 from tuner.launchfiles.fsdp import of_fsdp1
-from tuner.planner.ranking import LIGHTER, indistinguishable, near
+from tuner.planner.ranking import indistinguishable, is_lighter, near
 from tuner.store import Store
 from tuner.text import show
 
@@ -249,7 +249,7 @@ def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: floa
         one
         for one in suggestion.alternatives
         if one.fits_surely and near(one, best, tolerance)
-        if one.most_bytes * (1 - LIGHTER) <= best.most_bytes
+        if not is_lighter(best, one)
         if (one.known_from, one.guard.verdict) == (best.known_from, best.guard.verdict)
     ]
     return min((best, *tied), key=changed)  # the best itself where several change as many

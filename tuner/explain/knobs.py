@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from tuner.catalog.gpus import MIB
 from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.words import listed, seconds_text
@@ -48,7 +49,8 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         if elsewhere is not None:
             yield knob_changes("knob_probed", [elsewhere])
             told.add(knob)
-    changes = []
+    changes, question = [], known.study.question
+    arithmetic_counts = question.script is None and question.workload.has_arithmetic
     for knob in (one for one in CHOSEN if one not in told):
         is_size, groups = KNOBS[knob].kind is int, known.space.differing_in(knob)
         # For all but sizes a knob acts where it alone can be changed.
@@ -58,10 +60,16 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         values = sorted(set().union(*groups.values()) - {mine})
         if is_size:  # the nearest
             values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
-        changes += [
-            KnobChange(knob=knob, value=value, instead_of=mine, step=change, pairs=count)
-            for value, change, count in expectation.effects(best.settings, knob, values)
-        ]
+        group = groups[OTHERS_CHOSEN[knob](best.settings)]
+        for value, step, count in expectation.effects(best.settings, knob, values):
+            one = KnobChange(knob=knob, value=value, instead_of=mine, step=step, pairs=count)
+            # Its time is a mean of many pairs, its memory the answer's own with this change.
+            if value in group and arithmetic_counts:
+                needed = expectation.needed_bytes(known.space.legal[group[value]], best)
+                spent = round((needed - best.expected_bytes) / MIB) * MIB
+                fits = needed <= known.limit_bytes
+                one = replace(one, needed_bytes=needed, memory_bytes=spent, fits=fits)
+            changes.append(one)
     if changes:
         changes.sort(key=_largest_first)
         more = {"grounds": expectation.grounds, "others_are_known": bool(told)}

@@ -56,7 +56,7 @@ from tuner.planner.dry_runs import as_predicted, leading
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, finished, last_failure, learned
 from tuner.planner.next import next_run
-from tuner.planner.ranking import Choice, near
+from tuner.planner.ranking import Choice
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
 from tuner.planner.sizing import awkward_batch
@@ -310,8 +310,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     # Other micro-batches of the same layout are much alike.
     layout = best.settings.layout
     for second in known.fitting:
-        is_other = second.settings.layout != layout
-        if second.seconds > best.seconds and is_other and not near(best, second, tolerance):
+        if second.seconds > best.seconds and second.settings.layout != layout:
             yield facts.next_best(second, second.seconds / best.seconds)
             break
     leader = leading(known)

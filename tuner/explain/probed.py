@@ -111,8 +111,8 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield fact(
             "tied_with_others",
             f"Its speed cannot be told apart from that of {probes_text(named)}"
-            f"{f' and {more} more' if more else ''}, none of which is lighter by {LIGHTER:.0%} or"
-            " more.",
+            f"{f' and {more} more' if more else ''}, none of which is lighter by {LIGHTER:.0%} of"
+            " the limit or more.",
             probes=named,
             more=more,
             lighter=LIGHTER,

@@ -9,6 +9,7 @@ import numpy as np
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import QUANTILE, Change, Quantity, predicted
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
@@ -75,6 +76,13 @@ class Expectation:
         mean, error = float(belief.log_seconds[index]), float(belief.error[index])
         half = QUANTILE * error
         return predicted(exp(mean), exp(mean - half), exp(mean + half))
+
+    def needed_bytes(self, settings: Settings, known: Evaluation) -> float:
+        """The memory that must be free, from that of another configuration, by the ratio of what is
+        predicted of the two: of near ones predictions are wrong by the same factor."""
+        log_need = self.search.prior.log_need
+        ratio = exp(log_need[self._index[settings]] - log_need[self._index[known.settings]])
+        return known.expected_bytes * ratio
 
     def is_expected_to_fit(self, settings: Settings) -> bool:
         """True of a legal configuration that is expected to, as far as probes and predictions say;
