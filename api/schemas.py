@@ -372,6 +372,20 @@ class Brief(Answered):
     no_answer: str | None
 
 
+class WastedAttempt(Answered):
+    """An attempt that was lost with its worker, given back, or ended in an accident after which
+    the probe was tried again."""
+
+    number: int
+    state: Literal["done", "lost", "given_back"]
+    outcome: Outcome | None
+    """Of an accident; null of what was lost or given back."""
+    detail: str
+    worker: str
+    started_at: str
+    ended_at: str
+
+
 class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 
@@ -390,6 +404,8 @@ class Probe(Answered):
     fits: bool | None = None
     step_time_s: Quantity | None = None
     tokens_per_s_per_gpu: Quantity | None = None
+    wasted: list[WastedAttempt]
+    """Attempts of which nothing came, oldest first."""
 
 
 class ProbeList(Answered):

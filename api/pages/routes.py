@@ -332,7 +332,7 @@ async def show_probe(
             request,
             "probe.html",
             head=head_of(study),
-            probe=evidence_of(study, probe),
+            probe=evidence_of(study, probe, context.store.wasted(study_id).get(probe_id, ())),
             before=ids[place - 1] if place else None,
             after=ids[place + 1] if place + 1 < len(ids) else None,
             what_if=settings_path(study_id, probe.request.settings),

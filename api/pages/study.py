@@ -39,6 +39,7 @@ from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS
 from tuner.store import Moments
+from tuner.store.workers import Silence
 from tuner.text import count_text, duration_text, show, size_text
 
 GUARD_PASSED = "passed"
@@ -269,6 +270,13 @@ class RunningProbe(NamedTuple):
     """``Probe``, or ``Dry run``."""
     words: str
     since: str
+    silence: Silence | None
+    """Of its worker, if it has not been heard of."""
+
+    @property
+    def said(self) -> str:
+        silent = " (its worker has not been heard of)" if self.silence else ""
+        return f"{self.kind} #{self.id}{silent}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,6 +440,7 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
             kind=probe_word(probe.request.fidelity).capitalize(),
             words=spaced(describe(probe.request.settings)),
             since=moments.began.get(probe.id, ""),
+            silence=moments.silent.get(probe.id),
         )
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
@@ -476,7 +485,7 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
         why = f": {study.reason}" if study.reason else ""
         said = f"{str(study.state).capitalize()}{why}. {words}."
     elif running:
-        names = ", ".join(f"{one.kind} #{one.id}" for one in running)
+        names = ", ".join(one.said for one in running)
         said = f"{names} {'are' if len(running) > 1 else 'is'} running; {words} done."
     else:
         said = f"{doing}; {words} done."

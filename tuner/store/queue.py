@@ -59,7 +59,7 @@ from tuner.store.tables import (
     StudyRow,
     clock,
 )
-from tuner.store.workers import WorkerIdentity, read_left
+from tuner.store.workers import WorkerIdentity, read_silent
 
 # Lost workers after which a probe is closed: it may be what kills them.
 MOST_LOSSES = 3
@@ -302,7 +302,8 @@ def _is_orphan(session: Session, study: StudyRow) -> bool:
     held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
     if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
         return False
-    return study.id in read_left(session, [study])
+    silent = read_silent(session, [study]).get(study.id)
+    return silent is not None and silent.has_left
 
 
 def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:

@@ -1,13 +1,14 @@
 """A study's page in parts: what they hold, whatever the study, and how large they get."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from api.pages.charts import OUTSIDE
-from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of
+from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of, study_page
 from tests.unit.pages.html import Element, read_part
-from tests.unit.pages.made import GIB, crashed, moments, ok, oom, question, shown, study
+from tests.unit.pages.made import GIB, crashed, moments, ok, oom, question, shown, study, whole
 from tuner.client.answered import with_launch
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.evaluation import Guard
@@ -19,6 +20,7 @@ from tuner.explain.known import best_known
 from tuner.results.summary import summary_of
 from tuner.space import enumerate_space
 from tuner.store import Moments
+from tuner.store.workers import Silence
 
 MOST_BYTES = 300_000
 AROUND_BYTES = 10_000
@@ -236,6 +238,20 @@ def test_what_runs_and_since_when():
     assert since == ["2026-11-21T06:00:00.000+00:00", running.since]
     assert (told.one("progress")["value"], told.one("progress")["max"]) == ("1", "5")
     assert "#1 ok" in words(told), "the figures of each probe as it comes"
+
+
+def test_a_worker_that_is_not_heard_of_is_told():
+    made = study(question(), [ok(1.0, 1, GIB), None, None], StudyState.RUNNING)
+    silence = Silence(since=datetime(2026, 11, 21, 6, 0, 30, tzinfo=UTC))
+    silent = replace(moments(made), silent={2: silence})
+    said = status_of(made, silent).said
+    assert said.startswith("Probe #2 (its worker has not been heard of), Probe #3 are running")
+    first, second = (
+        words(one) for one in part(study_page(whole(made), silent), "status").find("li")[:2]
+    )
+    assert "was running: its worker has not been heard of for" in first
+    assert "it is given up at 06:01:30 UTC" in first
+    assert "is running, for" in second
 
 
 def test_dry_runs_are_not_counted_as_probes():
