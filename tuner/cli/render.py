@@ -87,7 +87,8 @@ def show_asked(
     tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
-    found = ways_out(study.question, study.limits) if nothing_fits else ()
+    of_file = asked.from_file is not None
+    found = ways_out(study.question, study.limits, of_file=of_file) if nothing_fits else ()
     if asked.json:
         shown = {**answered.as_json, **(more or {})}
         shown |= {"beside": answered.beside} if answered.beside else {}

@@ -217,16 +217,21 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
     found: dict[Settings, list[Fixed]] = {}
+    for settings, fixed in _combined(question):
+        if settings not in found and broken_rule(question, settings) is None:
+            found[settings] = fixed
+    return found
+
+
+def _combined(question: Question) -> Iterator[tuple[Settings, list[Fixed]]]:
+    """Canonical classes of all values together, with those that break a rule."""
     fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
     fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []
     sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
     options = [sizes.get(knob) or _options(question, knob) for knob in _CLASS_KNOBS]
     for values in product(*options):
         raw = Settings(**dict(zip(_CLASS_KNOBS, values, strict=True)))
-        settings, fixed = canonical_class(question, raw)
-        if settings not in found and broken_rule(question, settings) is None:
-            found[settings] = fixed
-    return found
+        yield canonical_class(question, raw)
 
 
 def _options(question: Question, knob: str) -> tuple[Any, ...]:
@@ -321,7 +326,10 @@ def _nothing_legal(question: Question) -> UsageError:
         knob, *others = blamed
         values = sorted({getattr(settings, knob) for settings in lifted[knob]})
         lift = f" (or lift the restriction of {', '.join(others)})" if others else ""
-        allowed = f"leaves no legal settings; the rest allows {show_all(values)}{lift}"
+        broken = (broken_rule(question, settings) for settings, _ in _combined(question))
+        rules = (rule.allowed for rule in broken if rule and rule.field == knob)
+        why = next(rules, "leaves no legal settings")
+        allowed = f"{why}; the rest allows {show_all(values)}{lift}"
         if knob in SIZES and (sizes := _data_parallel_sizes(question)):
             allowed += f", or a global batch near {question.workload.global_batch_size} that is a"
             allowed += f" multiple of {min(sizes)}: {_nearest_batches(question, sizes)}"

@@ -474,6 +474,20 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     return None
 
 
+def why_only_ddp(question: Question) -> str:
+    """Why nothing can be sharded, where the framework could; empty where something can."""
+    has = SHARDINGS[question.framework.name]
+    if question.cluster.world_size == 1 or Sharding.FULL_SHARD not in has:
+        return ""
+    full = Settings(sharding=Sharding.FULL_SHARD)
+    try:
+        check_possible(question, "sharding", full.sharding)
+    except UsageError as error:
+        return f"sharding: {error.allowed}"
+    broken = broken_rule(question, full)
+    return f"sharding {broken.allowed}" if broken and broken.field == "sharding" else ""
+
+
 def _no_ring_with(question: Question, settings: Settings) -> UsageError | None:
     """What is not predicted, or cannot be had, beside context parallelism: the model is sharded
     over its ranks too (``dp_shard_cp`` in accelerate's parallelism_config.py, 1.15)."""
