@@ -170,8 +170,10 @@ def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyK
             value=getattr(group[0].settings, knob),
             low_s=min(f.seconds for f in group),
             high_s=max(f.seconds for f in group),
-            probes=tuple(sorted(number for one in group for number in one.probe_ids)),
-            early=tuple(sorted(n for one in group if one.ended_early for n in one.probe_ids)),
+            probes=tuple(sorted((n for one in group for n in one.probe_ids), key=abs)),
+            early=tuple(
+                sorted((n for one in group if one.ended_early for n in one.probe_ids), key=abs)
+            ),
         )
         for group in groups
     )

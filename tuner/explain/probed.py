@@ -238,11 +238,11 @@ def failures(known: Knowledge) -> Iterator[Fact]:
     def ran_out(probe: Probe) -> str:
         oom = probe.measurement.oom if probe.measurement else None
         where = f" in {oom.phase}, needing at least {size_text(oom.needed_bytes)}" if oom else ""
-        return f"{describe(probe.request.settings)}{where} (probe #{probe.id})"
+        return f"{describe(probe.request.settings)}{where} (probe {probes_text([probe.id])})"
 
     def slow(probe: Probe, seconds: float | None) -> str:
         taken = "" if seconds is None else f", about {seconds_text(seconds)} for a step"
-        return f"{describe(probe.request.settings)}{taken} (probe #{probe.id})"
+        return f"{describe(probe.request.settings)}{taken} (probe {probes_text([probe.id])})"
 
     if oom := _ended_as(done, {Outcome.OOM}):
         text = f"Out of memory: {few_text(map(ran_out, oom))}."
