@@ -389,9 +389,9 @@ class WastedAttempt(Answered):
 class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 
-    id: int
     number: int
-    """Within its study, from 1: explanations, files and pages name it so."""
+    """Within its study, from 1: explanations, files and pages name it so. Dry runs are counted
+    apart, as -1, -2, ..., which is written `#d1`, `#d2`."""
     settings: SettingsAnswered
     fidelity: Fidelity
     repetition: int

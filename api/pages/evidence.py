@@ -11,7 +11,7 @@ from api.pages.render import spaced
 from tuner.core.cluster import Device
 from tuner.core.measurement import RAN, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
-from tuner.core.words import describe, probe_word, rank_word
+from tuner.core.words import describe, probe_name, rank_word
 from tuner.planner.probes import at_todays_rates, attention_text, clocks_text
 from tuner.results.probe_facts import FIDELITIES, time_facts
 from tuner.store import Attempt
@@ -45,8 +45,7 @@ def evidence_of(study: Study, probe: Probe, wasted: Sequence[Attempt] = ()) -> S
         sizes[OUTSIDE] = float(memory.overhead_bytes)
         bar = memory_bar(sizes, study, f"Memory of one {rank_word(study.question)}")
     return SimpleNamespace(
-        id=probe.id,
-        kind=probe_word(probe.request.fidelity).capitalize(),
+        name=probe_name(probe).capitalize(),
         settings=tuple((name, show(v)) for name, v in probe.request.settings.as_dict().items()),
         outcome=str(found.outcome if found else probe.state),
         ran=found is not None and found.outcome in RAN,

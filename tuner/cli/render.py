@@ -29,7 +29,14 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import memory_range_text, probe_word, probes_text, rank_word, sizes_text
+from tuner.core.words import (
+    memory_range_text,
+    probe_name,
+    probe_word,
+    probes_text,
+    rank_word,
+    sizes_text,
+)
 from tuner.errors import NothingFitsError, TunerError, UsageError
 from tuner.explain.brief import IN_BRIEF, brief, is_forecast, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -189,7 +196,7 @@ def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def _named(probe: Probe) -> str:
-    return f"{probe_word(probe.request.fidelity).capitalize()} #{probe.id}"
+    return probe_name(probe).capitalize()
 
 
 def show_logs(console: Console, probe: Probe) -> None:

@@ -74,6 +74,20 @@ class Space:
             self._groups[knob] = dict(groups)
         return self._groups[knob]
 
+    def changed(self, one: Settings, knob: str, *, puts_off: bool) -> Mapping[Any, int]:
+        """Places of the configurations that differ from a legal one in this knob alone, by its
+        value, its own included.
+
+        Where one micro-batch becomes several by that, gradients are synchronised as the framework
+        does by itself: ``puts_off``, as :attr:`~tuner.core.framework.Framework.puts_off`.
+        """
+        groups, others = self.differing_in(knob), OTHERS_CHOSEN[knob]
+        found = groups[others(one)]
+        if not puts_off or one.gradient_accumulation_steps > 1:
+            return found
+        deferred = groups.get(others(replace(one, sync_each_batch=False)), {})
+        return {value: deferred.get(value, place) for value, place in found.items()}
+
     # What is said of a study after every probe asks for them again.
     @cached_property
     def places(self) -> Mapping[Settings, int]:

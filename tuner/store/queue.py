@@ -90,10 +90,13 @@ class Queue:
                 return None
             now = clock(session)
             # The study is locked, so no other probe is given the same number.
-            newest = select(func.max(ProbeRow.number)).where(ProbeRow.study_id == study_id)
+            is_dry = request.fidelity is Fidelity.PREDICTED
+            last = func.min(ProbeRow.number) if is_dry else func.max(ProbeRow.number)
+            of_study = select(last).where(ProbeRow.study_id == study_id)
+            found = session.scalar(of_study) or 0
             probe = ProbeRow(
                 study_id=study_id,
-                number=(session.scalar(newest) or 0) + 1,
+                number=min(found, 0) - 1 if is_dry else max(found, 0) + 1,
                 settings=str(request.settings),
                 fidelity=request.fidelity,
                 repetition=request.repetition,
@@ -342,7 +345,6 @@ def _tell(
 ) -> None:
     """Adds the event of a probe that moved; its study's row is locked."""
     which = {
-        "probe": probe.id,
         "number": probe.number,
         "settings": probe.settings,
         "repetition": probe.repetition,

@@ -259,6 +259,11 @@ def test_dry_runs_are_not_counted_as_probes():
     wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
     both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
     assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes, and 1 dry run"
+    probes = (replace(both.probes[0], id=-1), *made.probes)
+    shown_both = part(shown(replace(both, probes=probes)), "probes")
+    assert "All 2 probes and dry runs" in words(shown_both)
+    assert {one["id"] for one in shown_both.find("tr") if one.get("id")} == {"p1", "pd1"}
+    assert {one["href"] for one in shown_both.find("a")} >= {"?probe=1", "?probe=d1"}
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
     assert status_of(over, Moments()).budgets[0].words == "2 probes, and 1 dry run", "not 2 of 1"
