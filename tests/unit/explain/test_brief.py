@@ -270,7 +270,7 @@ def test_accelerate_is_a_way_out_where_the_trainer_shards_no_adapter():
     lora = replace(asked, workload=replace(asked.workload, adapter=Adapter()))
     assert options_of(lora)[:2] == ["--framework accelerate", "--adapter qlora"]
     of_file = ways_out(lora, LIMITS, of_file=True)
-    assert [one.option for one in of_file][0] == "--adapter qlora"
+    assert next(one.option for one in of_file) == "--adapter qlora"
     assert "--framework accelerate" not in options_of(asked)  # which the Trainer shards
 
 
