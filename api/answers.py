@@ -134,10 +134,6 @@ class Body:
     answered: bool
     """True where asking again within the same limits would find nothing new."""
 
-    def with_notes(self, notes: Sequence[str]) -> bytes:
-        """The content with what was decided for whoever asked."""
-        return self.content[:-1] + f',"notes":{json_text(list(notes))}}}'.encode()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
@@ -235,6 +231,11 @@ def brief(content: bytes) -> bytes:
     short = in_brief(json.loads(content))
     text = json_text(short).encode()
     return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
+
+
+def with_notes(content: bytes, notes: Sequence[str]) -> bytes:
+    """A study's body, whole or in brief, with what was decided for whoever asked."""
+    return content[:-1] + f',"notes":{json_text(list(notes))}}}'.encode()
 
 
 # A study's page has several files after every probe.

@@ -361,6 +361,7 @@ class Brief(Answered):
     state: StudyState
     reason: str = Field(description="Why it stands there, or waits.")
     pending: bool
+    terms_id: str = Field(description="Of its limits, for `?terms=`.")
     settings: dict[str, Any] | None
     provenance: Provenance | None
     tokens_per_s_per_gpu: float | None
@@ -370,6 +371,12 @@ class Brief(Answered):
     launch: list[str] = Field(description="The command; left out where it would be too long.")
     script_sets: list[str] = Field(description="Knobs that no field of the files holds.")
     no_answer: str | None
+
+
+class SubmittedBrief(Brief):
+    """The same of the study that answers a question, with what was decided and not asked for."""
+
+    notes: list[str]
 
 
 class WastedAttempt(Answered):

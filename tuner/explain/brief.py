@@ -348,9 +348,13 @@ def _rank(step: Quantity, beside: Sequence[Evaluation]) -> str:
     lead = min(steps) / step.value - 1 if steps and step.value else 0.0
     if step.provenance is not Provenance.PREDICTED or lead < LEAST_LEAD:
         return "Speeds are a ranking"
+    return f"A predicted lead of {share_text(lead)} {real_text(lead)}"
+
+
+def real_text(lead: float) -> str:
+    """``was real 61 times in 100 in published pre-training``: of predicted leads so large."""
     times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
-    said = f"A predicted lead of {share_text(lead)} was real {times:.0f} times in 100"
-    return f"{said} in published pre-training"
+    return f"was real {times:.0f} times in 100 in published pre-training"
 
 
 def _sure(

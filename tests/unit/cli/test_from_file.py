@@ -75,6 +75,7 @@ def test_a_file_is_answered_shown_and_changed(cli, mine):
     )
     assert "tuner export" not in shown.out
     assert "% tokens/s, " in said
+    assert "a predicted lead like this was real " in said
     assert "-  tp: 8   # one node\n" in shown.out
     assert "+  tp: " in shown.out
     assert mine.read_text(encoding="utf-8") == NANOTRON
