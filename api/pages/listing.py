@@ -24,7 +24,7 @@ from api.schemas import STUDY_ID
 from tuner.core.configuration import KNOBS
 from tuner.core.evaluation import Evaluation
 from tuner.core.study import OPEN, StudyState
-from tuner.core.words import listed, rank_word
+from tuner.core.words import listed, number_text, rank_word
 from tuner.errors import UsageError
 from tuner.results.points import points as find_points
 from tuner.results.summary import (
@@ -349,7 +349,7 @@ def _chart_of(wholes: Sequence[Whole]) -> SimpleNamespace | None:
 
 
 def _href(path: str, point: Evaluation) -> str:
-    return f"{path}#p{point.probe_ids[-1]}" if point.outcome and point.probes else path
+    return f"{path}#p{number_text(point.probe_ids[-1])}" if point.outcome and point.probes else path
 
 
 def _ratios(line: Difference) -> tuple[str, ...]:

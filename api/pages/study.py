@@ -28,7 +28,7 @@ from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Eva
 from tuner.core.measurement import PROBED, RAN
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
-from tuner.core.words import describe, probe_word, rank_word
+from tuner.core.words import describe, number_text, probe_name, probe_word, rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.brief import is_forecast, named_knobs, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -40,6 +40,7 @@ from tuner.results import points as results
 from tuner.results.points import ALWAYS
 from tuner.results.summary import state_text
 from tuner.store import Moments
+from tuner.store.workers import Silence
 from tuner.text import count_text, duration_text, show, size_text
 
 GUARD_PASSED = "passed"
@@ -267,10 +268,17 @@ class RunningProbe(NamedTuple):
     """A probe that is being run, and when it began; empty when that is not known."""
 
     id: int
-    kind: str
-    """``Probe``, or ``Dry run``."""
+    name: str
+    """``Probe #3``, or ``Dry run #d3``."""
     words: str
     since: str
+    silence: Silence | None
+    """Of its worker, if it has not been heard of."""
+
+    @property
+    def said(self) -> str:
+        silent = " (its worker has not been heard of)" if self.silence else ""
+        return f"{self.name}{silent}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +346,7 @@ def study_page(whole: Whole, moments: Moments) -> StudyPage:
 
     def href(point: Evaluation) -> str:
         if _is_probed(point):
-            return f"#p{point.probes[-1].id}"
+            return f"#p{number_text(point.probes[-1].id)}"
         return rows.get(point.settings) or settings_path(study.id, point.settings)
 
     drawn = [p for p in points if _is_probed(p) or p.tokens_per_s_per_gpu.value is not None]
@@ -431,9 +439,10 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     running = tuple(
         RunningProbe(
             id=probe.id,
-            kind=probe_word(probe.request.fidelity).capitalize(),
+            name=probe_name(probe).capitalize(),
             words=spaced(describe(probe.request.settings)),
             since=moments.began.get(probe.id, ""),
+            silence=moments.silent.get(probe.id),
         )
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
@@ -467,8 +476,7 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     elif study.state is StudyState.QUEUED:
         doing = "Waiting for a worker"
     elif is_open and queued:
-        first = probe_word(queued[0].request.fidelity).capitalize()
-        doing = f"{first} #{queued[0].id} waits for its devices"
+        doing = f"{probe_name(queued[0]).capitalize()} waits for its devices"
     elif is_open and ended >= limits.max_probes:
         # Small replicas of the finalists are trained after the last probe.
         doing = "Checking that the best configurations train like one process"
@@ -478,7 +486,7 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
         why = f": {study.reason}" if study.reason else ""
         said = f"{str(study.state).capitalize()}{why}. {words}."
     elif running:
-        names = ", ".join(f"{one.kind} #{one.id}" for one in running)
+        names = ", ".join(one.said for one in running)
         said = f"{names} {'are' if len(running) > 1 else 'is'} running; {words} done."
     else:
         said = f"{doing}; {words} done."

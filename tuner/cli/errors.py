@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from tuner.core.adapter import QUANTIZED
+from tuner.core.configuration import KNOBS
 from tuner.errors import TunerError, UsageError
 from tuner.text import json_text
 
@@ -66,6 +67,16 @@ def tell(value: Mapping[str, Any], text: str, *, as_json: bool) -> int:
     return 0
 
 
+def _knob_option(name: str, context: Any) -> str:
+    """How a knob is given that was taken for an option; nothing of what is no knob."""
+    knob = name.lstrip("-").replace("-", "_")
+    options = [one for param in context.command.params for one in param.opts] if context else []
+    found = next((one for one in ("--knob", "--settings") if one in options), None)
+    if found is None or knob not in KNOBS:
+        return ""
+    return f"No such option: {name}: a knob is given as {found} {knob}=VALUE"
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
@@ -79,6 +90,8 @@ def _one_line(error: Exception) -> str:
             text = f"Missing option {left[-1]}"
             if len(left) > 1:
                 text = f"Missing options {', '.join(left[:-1])} and {left[-1]}"
+        if named := getattr(error, "option_name", None):
+            text = _knob_option(named, context) or text
         return " ".join(f"{text}; see '{command} --help'".split())
     # Of what is missing there is no value to tell, but the option to give.
     if isinstance(error, UsageError) and error.is_missing and error.field.isidentifier():

@@ -32,8 +32,10 @@ from tuner.client.from_file import (
     today,
 )
 from tuner.core.answer import Candidate
+from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word, rate_text, share_text, sizes_text
 from tuner.errors import TunerError, UsageError, all_of
+from tuner.explain.brief import LEAST_LEAD, real_text
 from tuner.store import open_store
 from tuner.text import show
 
@@ -56,6 +58,8 @@ KEEP = {
 
 
 NO_FASTER = "nothing found is faster"
+# How many times as wide one interval must be for it to be said why.
+UNLIKE = 1.3
 
 
 def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
@@ -105,11 +109,13 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
         return report(failed, as_json=False) if failed else code
     launch = LAUNCHERS.get(question.opened.found.format_name, "")
-    then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
+    starts = launch and refused is None and answered.suggestion.best is not None
+    then = f"{launch} {shlex.quote(path)}" if starts else ""
     if keep:
         then = then or f"nothing: keep {path}"
     elif wanted and not asked.in_place:
-        then = f"the same command with --in-place, which writes it into {path}"
+        which = "it" if best is answered.suggestion.best else "what is best for the file, below,"
+        then = f"the same command with --in-place, which writes {which} into {path}"
     code = show_asked(asked, answered, then=then, keep=keep)
     console = stdout_console()
     console.print()
@@ -170,7 +176,9 @@ def _facts(
     script = beside_file(question, asked, best.settings)
     if not wanted and refused is None and not keep:
         of_all = ", of what it says" if script else ""
-        yield "best", f"the file has the fastest settings that fit already{of_all}"
+        is_answer = best is answered.suggestion.best
+        as_good = "the fastest settings that fit" if is_answer else "settings tied with the answer"
+        yield "best", f"the file has {as_good} already{of_all}"
         if script:
             yield "beside it", f"the answer needs {script}, which no field of it says"
             yield "", _figures(best, per)
@@ -183,12 +191,14 @@ def _facts(
         mine, named = best.settings.all_values(), {one.split("=")[0] for one in said.split(",")}
         turned = (name for name, value in theirs if value != mine[name] and name not in named)
         said = ",".join([said, *(f"{name}={show(mine[name])}" for name in turned)])
-    yield "alternative" if keep else "best", said.replace(",", ", ")
+    written = "best" if best is answered.suggestion.best else "for the file"
+    yield "alternative" if keep else written, said.replace(",", ", ")
     yield "", _figures(best, per)
     if best is not answered.suggestion.best:
         yield "", "tied with the answer, and changes less of the file"
     if said := _difference(now, best):
         yield "difference", said
+        yield from (("", one) for one in _predicted_lead(now, best))
     fields = ", ".join(wanted) or "no field of it"
     yield "changes", fields if refused is None else f"none: {refused}"
     if script:
@@ -222,6 +232,21 @@ def _difference(now: Checked | UsageError, best: Candidate | None) -> str:
     if held is not None and holds is not None:
         parts.append(f"{holds - held:+.1f} GiB")
     return ", ".join(parts)
+
+
+def _predicted_lead(now: Checked | UsageError, best: Candidate) -> Iterator[str]:
+    """How far two predicted speeds tell which is faster, and why their intervals may be unlike."""
+    if isinstance(now, UsageError):
+        return
+    speeds = now.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu
+    own, other = (one.value for one in speeds)
+    if not own or not other or {one.provenance for one in speeds} != {Provenance.PREDICTED}:
+        return
+    if other / own - 1 >= LEAST_LEAD:
+        yield f"a predicted lead like this {real_text(other / own - 1)}"
+    widths = [(one.high or 0.0) / one.low for one in speeds if one.low]
+    if len(widths) == 2 and max(widths) >= UNLIKE * min(widths):
+        yield "the wider interval is of knobs that no published run had; most errors are of both"
 
 
 def _as_json(

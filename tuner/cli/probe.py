@@ -20,7 +20,7 @@ from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.core.words import probe_word, rank_word
+from tuner.core.words import probe_name, rank_word
 from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
 from tuner.planner.probes import (
     at_todays_rates,
@@ -161,8 +161,8 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     settings = probe.request.settings.as_dict()
     yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
-    noun = probe_word(probe.request.fidelity)
-    yield noun, f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
+    noun, number = probe_name(probe).rsplit(" ", 1)
+    yield noun, f"{number}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
     if (fidelity := probe.request.fidelity) is not Fidelity.MEASURED:
         yield "fidelity", f"{fidelity}: {FIDELITIES[fidelity]}"
     yield "outcome", f"{measurement.outcome.words}{f': {d}' if (d := measurement.detail) else ''}"

@@ -29,7 +29,14 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import memory_range_text, probe_word, probes_text, rank_word, sizes_text
+from tuner.core.words import (
+    memory_range_text,
+    probe_name,
+    probe_word,
+    probes_text,
+    rank_word,
+    sizes_text,
+)
 from tuner.errors import NothingFitsError, TunerError, UsageError
 from tuner.explain.brief import IN_BRIEF, brief, is_forecast, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -88,7 +95,8 @@ def show_asked(
     tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
-    found = ways_out(study.question, study.limits) if nothing_fits else ()
+    of_file = asked.from_file is not None
+    found = ways_out(study.question, study.limits, of_file=of_file) if nothing_fits else ()
     if asked.json:
         shown = {**answered.as_json, **(more or {})}
         shown |= {"beside": answered.beside} if answered.beside else {}
@@ -190,7 +198,7 @@ def _study_facts(study: Study, state: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(probe: Probe) -> str:
-    return f"{probe_word(probe.request.fidelity).capitalize()} #{probe.id}"
+    return probe_name(probe).capitalize()
 
 
 def show_logs(console: Console, probe: Probe) -> None:

@@ -12,7 +12,7 @@ from tuner.core.configuration import KNOBS, Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import RAN, Outcome
 from tuner.core.quantity import Quantity
-from tuner.core.words import speed_text
+from tuner.core.words import number_text, speed_text
 from tuner.explain.brief import BASES
 from tuner.results.points import differing, knob_texts, outcome_text
 from tuner.text import size_number, size_text, size_unit, time_text
@@ -50,7 +50,7 @@ def probes_table(
             return "bold green"
         return "cyan" if row.outcome is None else "" if row.outcome in RAN else "red"
 
-    ids = ["*" * (row.settings == best) + ",".join(map(str, row.probe_ids)) for row in rows]
+    ids = ["*" * (row.settings == best) + ",".join(map(number_text, row.probe_ids)) for row in rows]
     speeds = [speed_text(row.tokens_per_s_per_gpu.value) for row in rows]
     ended = [SHORT.get(row.outcome or "", outcome_text(row)) for row in rows]
     columns = [

@@ -128,6 +128,7 @@ def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
         "state": study["state"],
         "reason": study.get("reason", ""),
         "pending": study.get("pending", False),
+        "terms_id": study.get("terms_id", ""),
         "settings": best.get("settings"),
         "provenance": best.get("provenance"),
         "tokens_per_s_per_gpu": figure(best, "tokens_per_s_per_gpu"),

@@ -74,6 +74,20 @@ class Space:
             self._groups[knob] = dict(groups)
         return self._groups[knob]
 
+    def changed(self, one: Settings, knob: str, *, puts_off: bool) -> Mapping[Any, int]:
+        """Places of the configurations that differ from a legal one in this knob alone, by its
+        value, its own included.
+
+        Where one micro-batch becomes several by that, gradients are synchronised as the framework
+        does by itself: ``puts_off``, as :attr:`~tuner.core.framework.Framework.puts_off`.
+        """
+        groups, others = self.differing_in(knob), OTHERS_CHOSEN[knob]
+        found = groups[others(one)]
+        if not puts_off or one.gradient_accumulation_steps > 1:
+            return found
+        deferred = groups.get(others(replace(one, sync_each_batch=False)), {})
+        return {value: deferred.get(value, place) for value, place in found.items()}
+
     # What is said of a study after every probe asks for them again.
     @cached_property
     def places(self) -> Mapping[Settings, int]:
@@ -230,16 +244,21 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
     found: dict[Settings, list[Fixed]] = {}
+    for settings, fixed in _combined(question):
+        if settings not in found and broken_rule(question, settings) is None:
+            found[settings] = fixed
+    return found
+
+
+def _combined(question: Question) -> Iterator[tuple[Settings, list[Fixed]]]:
+    """Canonical classes of all values together, with those that break a rule."""
     fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
     fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []
     sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
     options = [sizes.get(knob) or _options(question, knob) for knob in _CLASS_KNOBS]
     for values in product(*options):
         raw = Settings(**dict(zip(_CLASS_KNOBS, values, strict=True)))
-        settings, fixed = canonical_class(question, raw)
-        if settings not in found and broken_rule(question, settings) is None:
-            found[settings] = fixed
-    return found
+        yield canonical_class(question, raw)
 
 
 def _options(question: Question, knob: str) -> tuple[Any, ...]:
@@ -334,7 +353,10 @@ def _nothing_legal(question: Question) -> UsageError:
         knob, *others = blamed
         values = sorted({getattr(settings, knob) for settings in lifted[knob]})
         lift = f" (or lift the restriction of {', '.join(others)})" if others else ""
-        allowed = f"leaves no legal settings; the rest allows {show_all(values)}{lift}"
+        broken = (broken_rule(question, settings) for settings, _ in _combined(question))
+        rules = (rule.allowed for rule in broken if rule and rule.field == knob)
+        why = next(rules, "leaves no legal settings")
+        allowed = f"{why}; the rest allows {show_all(values)}{lift}"
         if knob in SIZES and (sizes := _data_parallel_sizes(question)):
             allowed += f", or a global batch near {question.workload.global_batch_size} that is a"
             allowed += f" multiple of {min(sizes)}: {_nearest_batches(question, sizes)}"

@@ -59,6 +59,7 @@ BAD_OPTIONS = [
     (["--sequence-length", "8kk"], r"sequence_length: got '8kk'; must be a positive whole number"),
     (["--tokens", "1Q"], r"tokens: got '1Q'; must be a number of tokens, such as 300B or 1T"),
     (["--db", "mysql://x/y"], r"db: got 'mysql://x/y'; must be sqlite:///"),
+    (["--sharding", "ddp"], r"No such option: --sharding: .*--knob sharding=VALUE"),
     (["--bugdet", "10m"], r"No such option: --bugdet .*--budget.*'tuner suggest --help'"),
     (["extra"], r"extra.*'tuner suggest --help'"),
 ]  # fmt: skip

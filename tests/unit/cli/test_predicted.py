@@ -151,7 +151,7 @@ def test_a_dry_run_of_given_settings(cli, arguments):
     assert "predicted: tensors by a dry run" in text
     assert "all_gather" in text
     as_json = cli("probe", *arguments, "--settings", SETTINGS, "--json").json["probe"]
-    assert (as_json["id"], as_json["repetition"]) == (1, 0)
+    assert (as_json["number"], as_json["repetition"]) == (-1, 0)
     assert as_json["fits"] is True
     assert as_json["step_time_s"]["provenance"] == "predicted"
     assert cli("studies", "list", "--json").json["studies"][0]["state"] == "done"
