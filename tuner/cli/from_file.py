@@ -109,7 +109,8 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
         return report(failed, as_json=False) if failed else code
     launch = LAUNCHERS.get(question.opened.found.format_name, "")
-    then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
+    starts = launch and refused is None and answered.suggestion.best is not None
+    then = f"{launch} {shlex.quote(path)}" if starts else ""
     if keep:
         then = then or f"nothing: keep {path}"
     elif wanted and not asked.in_place:

@@ -33,7 +33,7 @@ from tuner.planner.answer import predicted_choice
 from tuner.planner.forecast import Asked, Forecast, estimate, forecast
 from tuner.serialization import Plain
 from tuner.space import count_settings, divisors, enumerate_space
-from tuner.space.rules import possible
+from tuner.space.rules import possible, why_only_ddp
 
 # Numbers of GPUs of one node that are tried whatever they divide.
 MOST_OF_A_NODE = 16
@@ -413,6 +413,7 @@ class _Sizer:
         return (
             f"nothing is sure to fit on {gpus} GPUs: what needs least needs {low:.1f} to"
             f" {high:.1f} GiB of {least.limit_gib:.1f} GiB ({describe(least.settings)})"
+            f"{(why := why_only_ddp(question)) and f'; {why}'}"
         )
 
     # -- the most -------------------------------------------------------------------------------

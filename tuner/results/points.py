@@ -166,11 +166,11 @@ def failed(probe: Probe) -> Evaluation:
 def why_closed(known: Knowledge, settings: Settings) -> str:
     """Says what other than memory speaks against a configuration; empty where nothing does."""
     if closed := known.closed_layouts.get(settings.layout):
-        return f"settings of its layout ended as {closed}"
+        return f"settings of its layout ended as {closed.words}"
     if wrong := known.wrong.get(settings):
         return wrong.why
     closed = known.closed.get(settings)
-    return f"it ended as {closed}" if closed else ""
+    return f"it ended as {closed.words}" if closed else ""
 
 
 def _last(probes: Sequence[Probe]) -> Measurement:
@@ -428,7 +428,7 @@ def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Eva
 
 def outcome_text(row: Evaluation) -> str:
     """The outcome, or the state of a probe that has none yet."""
-    return str(row.outcome or row.probes[-1].state)
+    return row.outcome.words if row.outcome else str(row.probes[-1].state)
 
 
 def _text(value: object) -> str:

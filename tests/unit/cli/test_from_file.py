@@ -284,6 +284,18 @@ def test_of_a_tie_the_file_is_changed_least(cli, tmp_path, more, each):
     assert found["best"]["settings"]["sync_each_batch"] is False  # the answer itself
 
 
+def test_where_nothing_fits_nothing_is_to_be_started(cli, tmp_path):
+    path = tmp_path / "ax.yaml"
+    text = AXOLOTL.replace("qlora", "lora").replace("load_in_4bit: true\n", "")
+    path.write_text(text.replace("2048", "8192"), encoding="utf-8")
+    shown = cli(
+        "suggest", "--from", str(path), "--cluster", "2xrtx-4090", "--fidelity", "predicted"
+    )
+    assert (shown.code, "Nothing fits: " in shown.out) == (3, True), shown.err
+    assert "sharding must be ddp with an adapter" in " ".join(shown.out.split())
+    assert "axolotl train" not in shown.out
+
+
 def exported(tmp_path, format_name, cluster="8xh100-80gb"):
     asked = {"cluster": cluster, "model": "qwen2.5-0.5b", "sequence_length": 1024}
     stack = {"framework": "accelerate", "precision": "bf16_mixed"}
