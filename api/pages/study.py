@@ -37,7 +37,7 @@ from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
-from tuner.results.points import ALWAYS
+from tuner.results.points import ALWAYS, numerics
 from tuner.results.summary import state_text
 from tuner.store import Moments
 from tuner.store.workers import Silence
@@ -410,12 +410,10 @@ def _is_probed(point: Evaluation) -> bool:
 
 def head_of(study: Study) -> StudyHead:
     question, workload = study.question, study.question.workload
-    # Optimizer and precision of a user's script are its own, and not known.
-    own = [str(workload.optimizer), str(workload.precision)] if question.script is None else []
     facts = [
         f"global batch {workload.global_batch_size:,}",
         f"sequence {workload.sequence_length:,}",
-        *own,
+        *numerics(question),
         *workload.unlike_usual,
         str(question.framework.name),
     ]
