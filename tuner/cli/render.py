@@ -46,6 +46,7 @@ from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
+from tuner.results.summary import summary_of
 from tuner.store import open_store
 from tuner.text import count_text, duration_text, moment_text, read_tokens, show, size_text
 
@@ -147,7 +148,8 @@ def show_study(asked: ShowAsked) -> int:
         )
         return 0
     console = stdout_console()
-    console.print(facts_grid(_study_facts(study)))
+    state = summary_of(study, suggestion).shown_state
+    console.print(facts_grid(_study_facts(study, state)))
     console.print()
     show_table(console, study, suggestion)
     noted = [(p, note) for p in study.probes if p.measurement for note in p.measurement.notes]
@@ -170,7 +172,7 @@ def show_study(asked: ShowAsked) -> int:
     return 0
 
 
-def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
+def _study_facts(study: Study, state: str) -> Iterator[tuple[str, str]]:
     question, limits = study.question, study.limits
     yield "Question", question_text(question)
     if (script := question.script) is not None:
@@ -192,7 +194,7 @@ def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
         f"{'' if usual else f'; sampler {limits.sampler}'}",
     )
     asked = f"asked {moment_text(study.created_at)}, last {moment_text(study.asked_at)} UTC"
-    yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"
+    yield "State", f"{state}{f' ({study.reason})' if study.reason else ''}; {asked}"
 
 
 def _named(probe: Probe) -> str:
@@ -377,7 +379,7 @@ def _ends(
 def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) -> None:
     """Says that nothing fits, and what would."""
     console.print()
-    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:]}."))
+    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:].removesuffix('.')}."))
     if found:
         console.print()
         rows = [

@@ -99,13 +99,19 @@ class Space:
         return {}
 
 
+_LIMITED_TO = {
+    Condition.TENSOR_PARALLEL: "tp_size above 1",
+    Condition.CPU_OFFLOAD: "cpu_offload",
+}
+
+
 def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
     knob = "sync_each_batch"
     if found := fixed_by_framework(question, knob):
         return found
     if settings.sharing_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to sync with"
+        why = "it acts with two data-parallel ranks or more, and there is one"
         return Fixed(knob=knob, value=True, why=why)
     if settings.gradient_accumulation_steps == 1:
         why = "with gradient_accumulation_steps 1 there is nothing to put off"
@@ -117,6 +123,11 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     effect = knob_effect(question.framework, knob, frozenset(conditions))
     if effect.effect is Effect.LIVE:
         return fixed_by_script(question, knob)
+    limited = (
+        words
+        for condition, words in _LIMITED_TO.items()
+        if knob_effect(question.framework, knob, frozenset(conditions - {condition})) != effect
+    )
     refused = effect.effect is Effect.REFUSED
     left = [v for v in (True, False) if v not in effect.values] if refused else effect.values
     return Fixed(
@@ -126,6 +137,7 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
         by_versions=True,
         refused=refused,
         when="gradient_accumulation_steps above 1",
+        among=next(limited, ""),
     )
 
 
@@ -156,7 +168,8 @@ def sentence(
     It is about ``only`` these shardings, or all where there are none; ``apart`` says whether the
     knob is fixed at other values in other settings.
     """
-    where = f" with {', '.join(only)}" if only else ""
+    limits = [", ".join(only), fixed.among]
+    where = f" with {' and '.join(filter(None, limits))}" if any(limits) else ""
     if fixed.value is None:
         return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
     if apart and fixed.when:

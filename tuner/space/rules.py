@@ -56,6 +56,7 @@ class Fixed:
     """Whether the framework decides it, which is worth telling wherever it holds."""
     refused: bool = False  # whether other values are wrong, and not only without effect
     when: str = ""  # of which settings it is so; empty where ``why`` says it, or of all
+    among: str = ""  # to which of these a rule of the framework is limited; empty of all
 
 
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
@@ -174,7 +175,7 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     settings = replace(settings, **{f.knob: f.value for f in sizes})
     later = []
     if settings.sharing_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to share with"
+        why = "it acts with two data-parallel ranks or more, and there is one"
         later.append(Fixed(knob="sharding", value=Sharding.DDP, why=why))
     if not settings.splits_layers or not question.workload.splits_sequence:
         why = "with tp_size 1 there is no activation to gather again"
