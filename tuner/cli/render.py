@@ -9,7 +9,6 @@ from rich.text import Text
 
 from tuner.cli.console import (
     TEXT_WIDTH,
-    facts_grid,
     paragraphs,
     print_facts,
     print_rows,
@@ -146,7 +145,7 @@ def show_study(asked: ShowAsked) -> int:
         )
         return 0
     console = stdout_console()
-    console.print(facts_grid(_study_facts(study)))
+    print_facts(console, _study_facts(study))
     console.print()
     show_table(console, study, suggestion)
     noted = [(p, note) for p in study.probes if p.measurement for note in p.measurement.notes]
