@@ -30,7 +30,7 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, number_text, probe_name, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import is_forecast, named_knobs, tied_text
+from tuner.explain.brief import is_forecast, named_knobs, tied_text, whole_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
@@ -156,6 +156,7 @@ def answer_of(
         note=note,
         why_none=why,
         per=rank_word(study.question),
+        whole=whole_text(study.question, best) if best else "",
         state=state,
         nothing_fits=nothing_fits,
         ways=[

@@ -155,6 +155,7 @@ def test_figures_of_each_part(page):
         "answer": (
             "Run this",
             "1.01 s",
+            "8 GPUs: ",
             "80% intervals",
             "30.2 GiB",
             "40% of 76.0 GiB",
