@@ -26,18 +26,20 @@ from tuner.client.from_file import (
     beside_file,
     changed_files,
     least_change,
+    left_out,
     patched,
     put_back,
     read_question,
     today,
 )
-from tuner.core.answer import Candidate
+from tuner.core.answer import Candidate, Suggestion
 from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word, rate_text, share_text, sizes_text
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.explain.brief import LEAST_LEAD, real_text
+from tuner.launchfiles import FORMATS
 from tuner.store import open_store
-from tuner.text import show
+from tuner.text import show, show_all
 
 # What starts a file, by its format; others are read by a script of the user's own.
 LAUNCHERS = {
@@ -106,11 +108,10 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     patch = "".join(one.diff for one in files)
     if asked.json:
         own = _as_json(question, now, best, wanted, patch, written=writes and failed is None)
+        own["left_out"] = left_out(question, answered.study.question)
         code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
         return report(failed, as_json=False) if failed else code
-    launch = LAUNCHERS.get(question.opened.found.format_name, "")
-    starts = launch and refused is None and answered.suggestion.best is not None
-    then = f"{launch} {shlex.quote(path)}" if starts else ""
+    then = "" if refused else _start(question, answered.suggestion, path)
     if keep:
         then = then or f"nothing: keep {path}"
     elif wanted and not asked.in_place:
@@ -120,7 +121,13 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
-    print_facts(console, _facts(question, answered, now, best, wanted, refused, keep))
+    print_facts(
+        console,
+        [
+            *_facts(question, answered, now, best, wanted, refused, keep),
+            *(_left_out(question, answered) if asked.why else ()),
+        ],
+    )
     paragraphs(console, question.asked.notes, "", further=2)
     paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
     if asked.diff and patch and more != NO_FASTER:
@@ -133,6 +140,19 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     if done := _done(asked, wanted, keep and more, files, copies):
         console.print(Text(f"\n{done}"), soft_wrap=True)
     return code
+
+
+def _start(question: FileQuestion, suggestion: Suggestion, path: str) -> str:
+    """The command that starts the file itself; empty where none is known, or it would not fit."""
+    format_name, launch = question.opened.found.format_name, suggestion.launch
+    if suggestion.best is None:
+        return ""
+    if (launcher := LAUNCHERS.get(format_name)) is not None:
+        return f"{launcher} {shlex.quote(path)}"
+    own = FORMATS[format_name].file_name if format_name in FORMATS else None
+    if own not in launch["files"]:
+        return ""
+    return shlex.join(path if word == own else word for word in launch["argv"])
 
 
 def _done(
@@ -203,6 +223,12 @@ def _facts(
     yield "changes", fields if refused is None else f"none: {refused}"
     if script:
         yield "beside it", f"the answer needs {script}, which no field of it says"
+
+
+def _left_out(question: FileQuestion, answered: Answered) -> Iterator[tuple[str, str]]:
+    if found := left_out(question, answered.study.question):
+        values = "; ".join(f"{name}={show_all(values)}" for name, values in found.items())
+        yield "left out", f"{values}: no field of the file can be made to say it"
 
 
 def _kept(now: Checked | UsageError, best: Candidate, tolerance: float) -> tuple[str, str]:
