@@ -45,6 +45,7 @@ from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
+from tuner.planner.knowledge import learned
 from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
 from tuner.results.summary import summary_of
 from tuner.store import open_store
@@ -220,7 +221,8 @@ def show_table(
     runs, what they predict. ``best_is`` says what its mark is of.
     """
     best, is_predicted = suggestion.best, study.limits.fidelity not in PROBED
-    rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
+    mine = study.at(study.limits.fidelity)
+    rows = fastest_first(rows_of(mine, None if is_predicted else learned(study)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
         rows = tuple(sorted(rows, key=lambda row: row.settings != chosen))
