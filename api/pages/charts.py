@@ -311,7 +311,7 @@ def progress(ended: Sequence[BestSoFar], *, per: str) -> SimpleNamespace:
             best=speed is not None and speed.value == one.best,
             fits=speed is not None,
             front=False,
-            said=str(speed or one.outcome).replace("_", " "),
+            said=str(speed or one.outcome),
             number=number_text(one.probe_id),
         )
         for one, speed in zip(ended, found, strict=True)

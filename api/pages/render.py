@@ -21,6 +21,7 @@ from api.problems import ProblemError
 from api.sessions import LazyField
 from tuner.core.configuration import ACCUMULATION, KNOBS, Settings
 from tuner.core.evaluation import GIB
+from tuner.core.measurement import Outcome
 from tuner.core.words import number_text, share_text, speed_text
 from tuner.text import count_text, duration_text, show, size_text, time_text
 
@@ -87,8 +88,6 @@ def serve_favicon(if_none_match: Annotated[str | None, Header()] = None) -> Resp
 
 # What is written in the place of a figure that nobody knows.
 UNKNOWN = "unknown"
-# Outcomes whose names are no words.
-OUTCOMES = {"oom": "out of memory", "host_oom": "host out of memory"}
 _COMMA = re.compile(r",(?=\w+=)")
 _PROBE = re.compile(r"#(d?\d{1,18})")
 _BREAK = re.compile("([=_,])")
@@ -239,7 +238,7 @@ def words(value: object) -> str:
 
 def outcome(name: object) -> str:
     """How a probe ended, or where it stands, as words."""
-    return OUTCOMES.get(str(name)) or words(name)
+    return Outcome(str(name)).words if name in set(Outcome) else words(name)
 
 
 def moment(iso: str | None) -> Markup:

@@ -30,14 +30,15 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, number_text, probe_name, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import is_forecast, named_knobs, tied_text
+from tuner.explain.brief import is_forecast, named_knobs, tied_text, whole_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
-from tuner.results.points import ALWAYS
+from tuner.results.points import ALWAYS, numerics
+from tuner.results.summary import state_text
 from tuner.store import Moments
 from tuner.store.workers import Silence
 from tuner.text import count_text, duration_text, show, size_text
@@ -78,12 +79,13 @@ class CopyTab(NamedTuple):
     beside: tuple[tuple[str, str], ...] = ()
 
 
-def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, bool]:
-    """The heading of an answer, a note on it, why there is none, and whether nothing fits."""
+def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, str, bool]:
+    """The heading of an answer, a note on it, why there is none, the state as people read it, and
+    whether nothing fits."""
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
     forecasts = suggestion is not None and is_forecast(study, suggestion)
-    why, nothing_fits = "", False
+    why, nothing_fits, reason = "", False, None
     if suggestion and is_unanswered(study, suggestion):
         reason = why_none(study, suggestion, shown=True)
         why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
@@ -114,7 +116,7 @@ def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, b
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
         how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
         note = " ".join(filter(None, (note, *how)))
-    return title, note, why, nothing_fits
+    return title, note, why, state_text(study, reason, is_forecast=forecasts), nothing_fits
 
 
 def answer_of(
@@ -126,7 +128,7 @@ def answer_of(
     outside of the allocator, if known.
     """
     best = suggestion.best if suggestion else None
-    title, note, why, nothing_fits = _told(study, suggestion)
+    title, note, why, state, nothing_fits = _told(study, suggestion)
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
@@ -154,7 +156,8 @@ def answer_of(
         note=note,
         why_none=why,
         per=rank_word(study.question),
-        state="nothing fits" if nothing_fits else str(study.state),
+        whole=whole_text(study.question, best) if best else "",
+        state=state,
         nothing_fits=nothing_fits,
         ways=[
             (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.options)})}")
@@ -408,12 +411,10 @@ def _is_probed(point: Evaluation) -> bool:
 
 def head_of(study: Study) -> StudyHead:
     question, workload = study.question, study.question.workload
-    # Optimizer and precision of a user's script are its own, and not known.
-    own = [str(workload.optimizer), str(workload.precision)] if question.script is None else []
     facts = [
         f"global batch {workload.global_batch_size:,}",
         f"sequence {workload.sequence_length:,}",
-        *own,
+        *numerics(question),
         *workload.unlike_usual,
         str(question.framework.name),
     ]

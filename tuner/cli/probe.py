@@ -71,8 +71,8 @@ def run(asked: ProbeAsked) -> int:
         why = measurement.detail or "they need more than the limit"
         return report(NothingFitsError(f"these settings do not fit: {why}"), as_json=False)
     if measurement.outcome is not Outcome.OK:
-        failure = ProbeError(f"the probe ended as {measurement.outcome}: {measurement.detail}")
-        return report(failure, as_json=False)
+        ended = f"{measurement.outcome.words}: {measurement.detail}"
+        return report(ProbeError(f"the probe ended as {ended}"), as_json=False)
     return 0
 
 
@@ -165,7 +165,7 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     yield noun, f"{number}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
     if (fidelity := probe.request.fidelity) is not Fidelity.MEASURED:
         yield "fidelity", f"{fidelity}: {FIDELITIES[fidelity]}"
-    yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
+    yield "outcome", f"{measurement.outcome.words}{f': {d}' if (d := measurement.detail) else ''}"
     yield from _memory_facts(study, probe, measurement)
     yield from time_facts(study, probe, measurement)
     if measurement.attention:

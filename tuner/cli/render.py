@@ -44,7 +44,9 @@ from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
+from tuner.planner.knowledge import learned
 from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
+from tuner.results.summary import summary_of
 from tuner.store import open_store
 from tuner.text import count_text, duration_text, moment_text, read_tokens, show, size_text
 
@@ -93,7 +95,8 @@ def show_asked(
     tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
-    found = ways_out(study.question, study.limits) if nothing_fits else ()
+    of_file = asked.from_file is not None
+    found = ways_out(study.question, study.limits, of_file=of_file) if nothing_fits else ()
     if asked.json:
         shown = {**answered.as_json, **(more or {})}
         shown |= {"beside": answered.beside} if answered.beside else {}
@@ -145,7 +148,8 @@ def show_study(asked: ShowAsked) -> int:
         )
         return 0
     console = stdout_console()
-    print_facts(console, _study_facts(study))
+    state = summary_of(study, suggestion).shown_state
+    print_facts(console, _study_facts(study, state))
     console.print()
     show_table(console, study, suggestion)
     noted = [(p, note) for p in study.probes if p.measurement for note in p.measurement.notes]
@@ -168,7 +172,7 @@ def show_study(asked: ShowAsked) -> int:
     return 0
 
 
-def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
+def _study_facts(study: Study, state: str) -> Iterator[tuple[str, str]]:
     question, limits = study.question, study.limits
     yield "Question", question_text(question)
     if (script := question.script) is not None:
@@ -190,7 +194,7 @@ def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
         f"{'' if usual else f'; sampler {limits.sampler}'}",
     )
     asked = f"asked {moment_text(study.created_at)}, last {moment_text(study.asked_at)} UTC"
-    yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"
+    yield "State", f"{state}{f' ({study.reason})' if study.reason else ''}; {asked}"
 
 
 def _named(probe: Probe) -> str:
@@ -216,7 +220,8 @@ def show_table(
     runs, what they predict. ``best_is`` says what its mark is of.
     """
     best, is_predicted = suggestion.best, study.limits.fidelity not in PROBED
-    rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
+    mine = study.at(study.limits.fidelity)
+    rows = fastest_first(rows_of(mine, None if is_predicted else learned(study)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
         rows = tuple(sorted(rows, key=lambda row: row.settings != chosen))
@@ -375,7 +380,7 @@ def _ends(
 def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) -> None:
     """Says that nothing fits, and what would."""
     console.print()
-    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:]}."))
+    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:].removesuffix('.')}."))
     if found:
         console.print()
         rows = [

@@ -61,6 +61,7 @@ from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
 from tuner.planner.sizing import awkward_batch
 from tuner.planner.spending import TRAINS_WRONGLY, spent
+from tuner.space.rules import why_only_ddp
 from tuner.text import size_text
 
 
@@ -171,7 +172,7 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
             in_short = what_is_needed(study, named=False) or known.unknown
             why = in_short or " ".join(suggestion.explanation[1:2]) or why
         if needed:
-            return NothingFitsError(f"nothing fits: {why}")
+            return _nothing_fits(study, f"nothing fits: {why}")
         if is_forecast(study, suggestion):
             why = f"{study.reason}. What is suggested is predicted."
             return ProbeError(f"study {study.id} has no {fidelity} answer: {why}")
@@ -190,8 +191,14 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
     if {Outcome.OOM, Outcome.OK} & suggestion.probes.keys():
         # A study whose budget was spent first has configurations that were not tried.
         what = "nothing" if study.state is StudyState.FAILED else "nothing that was probed"
-        return NothingFitsError(f"{what} fits: {why}")
+        return _nothing_fits(study, f"{what} fits: {why}")
     return ProbeError(f"study {study.id} has no {fidelity} answer: {why}")
+
+
+def _nothing_fits(study: Study, text: str) -> NothingFitsError:
+    """With the reason where nothing could be sharded, which would have made it fit."""
+    why = why_only_ddp(study.question)
+    return NothingFitsError(f"{text.removesuffix('.')}; {why}" if why else text)
 
 
 # Price in speed up to which a lighter configuration is told: about twice the median error of speeds

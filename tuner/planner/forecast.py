@@ -121,7 +121,7 @@ class Corrections:
                 return f"did not fit when they, or smaller ones, were {fidelity}"
             closed = known.closed_layouts.get(settings.layout)
             if closed := closed or known.closed.get(settings):
-                return f"ended as {closed} when {fidelity}"
+                return f"ended as {closed.words} when {fidelity}"
         return ""
 
 
@@ -288,7 +288,8 @@ class Forecast:
         if accident := self.accidents.get(settings.layout):
             assert accident.measurement is not None
             detail = f" ({accident.measurement.detail})" if accident.measurement.detail else ""
-            return f"the dry run of their layout ended as {accident.measurement.outcome}{detail}"
+            ended = accident.measurement.outcome.words
+            return f"the dry run of their layout ended as {ended}{detail}"
         plan = _planned(self.asked, settings.layout)
         return plan if isinstance(plan, str) else ""
 

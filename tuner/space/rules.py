@@ -56,6 +56,7 @@ class Fixed:
     """Whether the framework decides it, which is worth telling wherever it holds."""
     refused: bool = False  # whether other values are wrong, and not only without effect
     when: str = ""  # of which settings it is so; empty where ``why`` says it, or of all
+    among: str = ""  # to which of these a rule of the framework is limited; empty of all
 
 
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
@@ -174,7 +175,7 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     settings = replace(settings, **{f.knob: f.value for f in sizes})
     later = []
     if settings.sharing_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to share with"
+        why = "it acts with two data-parallel ranks or more, and there is one"
         later.append(Fixed(knob="sharding", value=Sharding.DDP, why=why))
     if not settings.splits_layers or not question.workload.splits_sequence:
         why = "with tp_size 1 there is no activation to gather again"
@@ -472,6 +473,20 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         )
         return UsageError("sharding", settings.sharding, allowed)
     return None
+
+
+def why_only_ddp(question: Question) -> str:
+    """Why nothing can be sharded, where the framework could; empty where something can."""
+    has = SHARDINGS[question.framework.name]
+    if question.cluster.world_size == 1 or Sharding.FULL_SHARD not in has:
+        return ""
+    full = Settings(sharding=Sharding.FULL_SHARD)
+    try:
+        check_possible(question, "sharding", full.sharding)
+    except UsageError as error:
+        return f"sharding: {error.allowed}"
+    broken = broken_rule(question, full)
+    return f"sharding {broken.allowed}" if broken and broken.field == "sharding" else ""
 
 
 def _no_ring_with(question: Question, settings: Settings) -> UsageError | None:

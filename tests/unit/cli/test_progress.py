@@ -55,7 +55,7 @@ def test_plain_lines_are_one_for_each_finished_probe(finished, capsys):
     assert out == ""
     assert lines_said == [
         f"probe #1 (1/5): ok, 20.0 MiB, 1,281 tokens/s per rank [sharding=full_shard,{batch}]",
-        f"probe #2 (2/5): oom, more than 65.0 MiB [sharding=ddp,{batch}]",
+        f"probe #2 (2/5): out of memory, more than 65.0 MiB [sharding=ddp,{batch}]",
         "probe #3 (3/5): crashed, rank 0 raised RuntimeError: no such kernel"
         " [sharding=ddp,micro_batch_size=1,gradient_accumulation_steps=4]",
     ]

@@ -265,6 +265,15 @@ def test_pairs_are_of_changes_that_do_not_suffice_alone():
     ]  # fmt: skip
 
 
+def test_accelerate_is_a_way_out_where_the_trainer_shards_no_adapter():
+    asked = question_about("llama-3.1-8b", "8xrtx-4090", "trainer", tokens=8192, batch=32)
+    lora = replace(asked, workload=replace(asked.workload, adapter=Adapter()))
+    assert options_of(lora)[:2] == ["--framework accelerate", "--adapter qlora"]
+    of_file = ways_out(lora, LIMITS, of_file=True)
+    assert next(one.option for one in of_file) == "--adapter qlora"
+    assert "--framework accelerate" not in options_of(asked)  # which the Trainer shards
+
+
 def test_a_sequence_is_cut_to_a_quarter_unless_nothing_else_does():
     asked = question("llama-3.2-1b", "1xrtx-4090")
     qlora = Adapter(method=AdapterMethod.QLORA)

@@ -67,7 +67,8 @@ def test_what_to_run_and_what_to_copy():
     assert found.best is not None
     assert (found.per, found.share) == ("GPU", 30.25 / 76)
     assert {"sharding", "micro_batch_size"} <= dict(found.chosen).keys()
-    assert "sync_each_batch" in dict(found.usual), "it is at its default"
+    assert "sync_each_batch" in dict(found.chosen), "the second best has another value"
+    assert "fused_loss" in dict(found.usual), "it is at its default"
     assert "tp_recompute_allgather" not in {**dict(found.chosen), **dict(found.usual)}, "inactive"
     tabs = {tab.id: tab for tab in found.tabs}
     assert list(tabs)[-2:] == ["settings", "launch"]
@@ -154,6 +155,7 @@ def test_figures_of_each_part(page):
         "answer": (
             "Run this",
             "1.01 s",
+            "8 GPUs: ",
             "80% intervals",
             "30.2 GiB",
             "40% of 76.0 GiB",

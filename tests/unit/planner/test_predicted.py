@@ -84,7 +84,7 @@ def after(study, request, said, dry_run_of):
 
 def test_the_layout_of_the_winner_is_dry_run(predicted, play):
     study, stop = play(predicted(), lambda settings: 20.0)
-    assert stop.reason == "the layout of the best settings was dry-run"
+    assert stop.reason == "the memory of the best settings was checked by a dry run"
     found = answer(study)
     assert found.best.basis is Basis.DRY_RUN
     assert found.best.settings.layout in {p.request.settings.layout for p in study.probes}

@@ -74,6 +74,13 @@ def test_the_fewest_are_the_fewest_of_all_parts(gib):
         assert row.reaching.gpus == next(gpus for gpus, _, speed in each if speed >= wanted)
         assert row.chosen is row.reaching
         assert not row.why
+    sizer = _Sizer(held, Goal(), unknown)
+    slow = [(part.cluster.world_size, sizer.slow_end(part)) for part in parts_of(question)]
+    wanted = max(speed for _, speed in slow)  # which fewer reach by the figure alone
+    row = size_cluster(question, held, Goal(tokens_per_s=wanted))
+    sure = next(gpus for gpus, speed in slow if speed >= wanted)
+    assert sure > row.reaching.gpus
+    assert row.notes[0].endswith(f"at the slow end of the interval too takes {sure} GPUs")
     missed = size_cluster(question, held, Goal(tokens_per_s=2 * fastest))
     assert (missed.reaching, missed.chosen) == (None, missed.fewest)
     assert f"of {2 * fastest:,.0f} tokens/s" in missed.why

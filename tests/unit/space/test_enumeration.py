@@ -312,7 +312,10 @@ def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask):
     assert {one.tp_size for one in split} == {2, 4}  # 8 would leave nothing to shard over
     assert {one.sharding for one in split} == {Sharding.FULL_SHARD}
     assert {one.sync_each_batch for one in split} == {True}
-    assert "does not reach a model that transformers splits" in why(space, "sync_each_batch")
+    assert "is true with full_shard and tp_size above 1: " in why(space, "sync_each_batch")
+    alone = enumerate_space(ask("1xa100-80gb", 16))
+    for knob in ("sharding", "sync_each_batch"):
+        assert "it acts with two data-parallel ranks or more" in why(alone, knob)
     for transformers, syncs in (("5.22.2", {True}), ("5.23.0", {False, True})):
         legal = found("trainer", **new | {"transformers": transformers}).legal
         assert {one.sync_each_batch for one in legal if one.tp_size > 1} == syncs
