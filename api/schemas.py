@@ -368,6 +368,7 @@ class Brief(Answered):
     step_time_s: float | None
     needed_gib: float | None
     limit_gib: float | None
+    warnings: list[str] = Field(description="Other load while probing, or a need near the limit.")
     launch: list[str] = Field(description="The command; left out where it would be too long.")
     script_sets: list[str] = Field(description="Knobs that no field of the files holds.")
     no_answer: str | None

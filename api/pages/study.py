@@ -30,7 +30,7 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, number_text, probe_name, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import is_forecast, named_knobs, tied_text
+from tuner.explain.brief import is_forecast, named_knobs, tied_text, whole_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
@@ -38,7 +38,7 @@ from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS, numerics
-from tuner.results.summary import state_text
+from tuner.results.summary import WARNINGS, state_text
 from tuner.store import Moments
 from tuner.store.workers import Silence
 from tuner.text import count_text, duration_text, show, size_text
@@ -59,8 +59,8 @@ FIELDS: Mapping[str, str] = {
 }
 
 
-# A fact that stands beside the answer, and not among its evidence.
-NOT_MEASURED = "nothing_measured"
+# Facts that stand beside the answer, and not among its evidence.
+TOLD_ABOVE = {"nothing_measured", *WARNINGS}
 
 
 class CopyTab(NamedTuple):
@@ -114,7 +114,7 @@ def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, s
         note = next((tied_text(one, best) for one in tied), "")
     if suggestion and best:
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
-        how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
+        how = (text for fact, text in said if fact["kind"] in TOLD_ABOVE)
         note = " ".join(filter(None, (note, *how)))
     return title, note, why, state_text(study, reason, is_forecast=forecasts), nothing_fits
 
@@ -156,6 +156,7 @@ def answer_of(
         note=note,
         why_none=why,
         per=rank_word(study.question),
+        whole=whole_text(study.question, best) if best else "",
         state=state,
         nothing_fits=nothing_fits,
         ways=[
@@ -377,7 +378,7 @@ def study_page(whole: Whole, moments: Moments) -> StudyPage:
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (
-                shown(suggestion.facts, suggestion.explanation, but=(NOT_MEASURED,))
+                shown(suggestion.facts, suggestion.explanation, but=TOLD_ABOVE)
                 if suggestion
                 else ()
             )

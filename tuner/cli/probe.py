@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import Column, facts_grid, stdout_console, table_of
+from tuner.cli.console import Column, print_facts, stdout_console, table_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import terminal
@@ -136,7 +136,7 @@ def show_probe(console: Console, study: Study, probe: Probe) -> None:
     measurement = at_todays_rates(study, probe)
     assert measurement is not None
     console.print()
-    console.print(facts_grid(_facts(study, probe, measurement)))
+    print_facts(console, _facts(study, probe, measurement))
     if measurement.collectives:
         console.print()
         passes = passes_text(measurement.tracked_accumulation)

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from tuner.cli.console import (
     TEXT_WIDTH,
-    facts_grid,
     paragraphs,
     print_facts,
     print_rows,
@@ -45,6 +44,7 @@ from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
+from tuner.planner.knowledge import learned
 from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
 from tuner.results.summary import summary_of
 from tuner.store import open_store
@@ -149,7 +149,7 @@ def show_study(asked: ShowAsked) -> int:
         return 0
     console = stdout_console()
     state = summary_of(study, suggestion).shown_state
-    console.print(facts_grid(_study_facts(study, state)))
+    print_facts(console, _study_facts(study, state))
     console.print()
     show_table(console, study, suggestion)
     noted = [(p, note) for p in study.probes if p.measurement for note in p.measurement.notes]
@@ -220,7 +220,8 @@ def show_table(
     runs, what they predict. ``best_is`` says what its mark is of.
     """
     best, is_predicted = suggestion.best, study.limits.fidelity not in PROBED
-    rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
+    mine = study.at(study.limits.fidelity)
+    rows = fastest_first(rows_of(mine, None if is_predicted else learned(study)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
         rows = tuple(sorted(rows, key=lambda row: row.settings != chosen))

@@ -374,10 +374,21 @@ def importance(evidence: Evidence) -> Importance | None:
 ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
 
 
-def rows_of(study: Study) -> tuple[Evaluation, ...]:
-    """What the probes of each configuration show so far, in the order of probing."""
+def rows_of(study: Study, known: Knowledge | None = None) -> tuple[Evaluation, ...]:
+    """What the probes of each configuration show so far, in the order of probing; with times as the
+    answer has them, where what is ``known`` of the study is given."""
     found = by_settings(repriced(study).probes)
-    return tuple(_row(settings, probes, study.question) for settings, probes in found.items())
+    rows = (_row(settings, probes, study.question) for settings, probes in found.items())
+    if known is None:
+        return tuple(rows)
+    timed = {**known.findings, **fair(known)}
+
+    def as_answered(row: Evaluation) -> Evaluation:
+        one = timed.get(row.settings, row)
+        speed = one.tokens_per_s_per_gpu
+        return replace(row, step_time_s=one.step_time_s, tokens_per_s_per_gpu=speed)
+
+    return tuple(map(as_answered, rows))
 
 
 def fastest_first(rows: Iterable[Evaluation]) -> tuple[Evaluation, ...]:

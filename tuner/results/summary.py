@@ -114,9 +114,15 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
+# Facts that whoever launches by an answer should know.
+WARNINGS = {"other_load", "may_not_fit"}
+
+
 def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's JSON object in brief: what was chosen, its figures, and how it is launched."""
+    """A study's JSON object in brief: what was chosen, its figures, what speaks against trusting
+    them, and how it is launched."""
     found, none = study["suggestion"] or {}, study.get("no_answer")
+    said = zip(found.get("facts", ()), found.get("explanation", ()), strict=False)
     best = found.get("best") or {}
     memory = best.get("memory", {})
 
@@ -135,6 +141,7 @@ def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
         "step_time_s": figure(best, "step_time_s"),
         "needed_gib": figure(memory, "needed_gib"),
         "limit_gib": rounded(memory.get("limit_gib")),
+        "warnings": [text for one, text in said if one["kind"] in WARNINGS],
         "launch": found.get("launch", {}).get("argv", []),
         "script_sets": found.get("launch", {}).get("script_sets", []),
         "no_answer": none and none["kind"],

@@ -423,11 +423,18 @@ class Store(Queue, Caches):
             study = locked_study(session, study_id)
             study.guard_s += seconds if study.state in OPEN else 0.0
 
-    def tell(self, study_id: str, doing: str) -> None:
+    def tell(self, study_id: str, doing: str, *, waits: WorkerIdentity | None = None) -> None:
         """Says what a running study is at, beside its probes, for whoever follows it: its reason
-        while it runs. Its plans stay what they are."""
+        while it runs. Its plans stay what they are.
+
+        What a worker ``waits`` for is not said of a study that another one is at.
+        """
         with self.transactions.write() as session:
             study = locked_study(session, study_id)
+            if waits is not None and study.worker not in (None, waits.as_dict()):
+                other = WorkerIdentity.from_dict(study.worker)
+                if other.is_alive() is not False:
+                    return
             if study.state is StudyState.RUNNING and study.reason != doing:
                 move_study(session, study, StudyState.RUNNING, doing, clock(session))
 

@@ -26,6 +26,7 @@ from tuner.machine import Machine, ReportedGpu
 from tuner.model import load_model
 from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, next_probe
+from tuner.results.summary import in_brief
 from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
 from tuner.store.workers import Workers
@@ -121,6 +122,14 @@ def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, keep_d
     speed = best["tokens_per_s_per_gpu"]["value"]
     assert short["tokens_per_s_per_gpu"] == float(f"{speed:.4g}")
     assert short["needed_gib"] == float(f"{best['memory']['needed_gib']['value']:.4g}")
+    assert short["warnings"] == []
+    found = {
+        "facts": [{"kind": "chosen"}, {"kind": "other_load"}],
+        "explanation": ["Best.", "Busy."],
+    }
+    assert in_brief({**full, "suggestion": {**full["suggestion"], **found}})["warnings"] == [
+        "Busy."
+    ]
     assert client.get(f"/tune/{full['study_id']}?view=long").status_code == 422
     asked = client.post("/tune?view=brief", json=PREDICTED)
     SubmittedBrief.model_validate(asked.json())

@@ -86,6 +86,9 @@ def test_an_answer_that_is_not_the_fastest_mark_says_why():
     note = answer(study(question(tp_size=[1]), found)).note
     assert note.startswith("Tied with ")
     assert note.endswith("this one needs 40.0 GiB less.")
+    suggestion = best_known(study(question(), FOUND))
+    busy = replace(suggestion, facts=({"kind": "other_load"},), explanation=("Cores were taken.",))
+    assert answer_of(study(question(), FOUND), busy, None).note == "Cores were taken."
 
 
 def test_an_adapter_is_named_and_its_code_is_beside_the_file_of_its_framework():
@@ -155,6 +158,7 @@ def test_figures_of_each_part(page):
         "answer": (
             "Run this",
             "1.01 s",
+            "8 GPUs: ",
             "80% intervals",
             "30.2 GiB",
             "40% of 76.0 GiB",

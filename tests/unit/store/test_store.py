@@ -249,6 +249,16 @@ def test_what_the_planner_must_know_changes_the_revision(
     assert changed()
 
 
+def test_what_a_worker_waits_for_is_not_said_of_a_study_that_another_is_at(store, study, worker):
+    waits = "waiting for another probe"
+    assert store.move(study.id, StudyState.RUNNING, worker=worker)
+    store.tell(study.id, "checking")
+    store.tell(study.id, waits, waits=ELSEWHERE)
+    assert store.study(study.id).reason == "checking"
+    store.tell(study.id, waits, waits=worker)
+    assert store.study(study.id).reason == waits
+
+
 def test_events_tell_in_order_what_happened(store, claim, question, found):
     store.record(claim, found)
     store.move(claim.study_id, StudyState.DONE, "no gain")
