@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -115,8 +115,9 @@ class Kept(Generic[T]):
             made_at, then, found = kept
             if then.newest_event < status.newest_event or self._clock() - made_at > oldest_s:
                 return None
-            if then.newest_event == status.newest_event and then.state is not status.state:
-                return None  # a lease has ended, which makes no event
+            is_same = (then.state, then.reason) == (status.state, status.reason)
+            if then.newest_event == status.newest_event and not is_same:
+                return None  # a worker is silent, which makes no event
             self._found.move_to_end(status.id)
             return found
 
@@ -132,10 +133,6 @@ class Body:
     limits: Limits
     answered: bool
     """True where asking again within the same limits would find nothing new."""
-
-    def with_notes(self, notes: Sequence[str]) -> bytes:
-        """The content with what was decided for whoever asked."""
-        return self.content[:-1] + f',"notes":{json_text(list(notes))}}}'.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +161,14 @@ class Answers(Kept[Body]):
     def probes(self, status: StudyStatus) -> bytes:
         whole = self._whole.fresh(status)
         study = self._store.study(status.id) if whole is None else whole.study
-        probes = [probe_as_dict(study, probe) for probe in study.probes]
+        wasted = self._store.wasted(study.id)
+        probes = [
+            {
+                **probe_as_dict(study, probe),
+                "wasted": [asdict(one) for one in wasted.get(probe.id, ())],
+            }
+            for probe in study.probes
+        ]
         found = {"study_id": study.id, "revision": study.revision, "probes": probes}
         return json_text(found).encode()
 
@@ -227,6 +231,11 @@ def brief(content: bytes) -> bytes:
     short = in_brief(json.loads(content))
     text = json_text(short).encode()
     return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
+
+
+def with_notes(content: bytes, notes: Sequence[str]) -> bytes:
+    """A study's body, whole or in brief, with what was decided for whoever asked."""
+    return content[:-1] + f',"notes":{json_text(list(notes))}}}'.encode()
 
 
 # A study's page has several files after every probe.

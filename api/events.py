@@ -164,7 +164,10 @@ class Poller:
         while self._feeds and not self.stopped:
             await asyncio.sleep(pause_s)
             feeds = dict(self._feeds)  # of the same study another may have begun when it is read
-            newest = {one: (feed.newest, feed.status.state) for one, feed in feeds.items()}
+            newest = {
+                one: (feed.newest, feed.status.state, feed.status.reason)
+                for one, feed in feeds.items()
+            }
             try:
                 read = partial(self._store.changes, newest, PAGE)
                 found = await self._in_thread(read)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from api import EXAMPLES
-from tuner.client.values import errors_of
+from tuner.client.values import NotCoveredError, errors_of
 from tuner.errors import (
     NothingFitsError,
     OtherLimitsError,
@@ -215,7 +215,7 @@ def problem_of(error: TunerError) -> JSONResponse:
         first = error.errors[0]
         members = {"field": first.field, "allowed": first.allowed}
         members["errors"] = [FieldError(**one.as_dict()) for one in error.errors]
-        if isinstance(first, UnknownNameError):
+        if isinstance(first, UnknownNameError | NotCoveredError) and first.nearest is not None:
             members["nearest"] = first.nearest
         others = len(error.errors) - 1
         detail = f"{first}; and {others} more, see errors" if others else str(first)

@@ -361,23 +361,45 @@ class Brief(Answered):
     state: StudyState
     reason: str = Field(description="Why it stands there, or waits.")
     pending: bool
+    terms_id: str = Field(description="Of its limits, for `?terms=`.")
     settings: dict[str, Any] | None
     provenance: Provenance | None
     tokens_per_s_per_gpu: float | None
     step_time_s: float | None
     needed_gib: float | None
     limit_gib: float | None
+    warnings: list[str] = Field(description="Other load while probing, or a need near the limit.")
     launch: list[str] = Field(description="The command; left out where it would be too long.")
     script_sets: list[str] = Field(description="Knobs that no field of the files holds.")
     no_answer: str | None
 
 
+class SubmittedBrief(Brief):
+    """The same of the study that answers a question, with what was decided and not asked for."""
+
+    notes: list[str]
+
+
+class WastedAttempt(Answered):
+    """An attempt that was lost with its worker, given back, or ended in an accident after which
+    the probe was tried again."""
+
+    number: int
+    state: Literal["done", "lost", "given_back"]
+    outcome: Outcome | None
+    """Of an accident; null of what was lost or given back."""
+    detail: str
+    worker: str
+    started_at: str
+    ended_at: str
+
+
 class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 
-    id: int
     number: int
-    """Within its study, from 1: explanations, files and pages name it so."""
+    """Within its study, from 1: explanations, files and pages name it so. Dry runs are counted
+    apart, as -1, -2, ..., which is written `#d1`, `#d2`."""
     settings: SettingsAnswered
     fidelity: Fidelity
     repetition: int
@@ -390,6 +412,8 @@ class Probe(Answered):
     fits: bool | None = None
     step_time_s: Quantity | None = None
     tokens_per_s_per_gpu: Quantity | None = None
+    wasted: list[WastedAttempt]
+    """Attempts of which nothing came, oldest first."""
 
 
 class ProbeList(Answered):

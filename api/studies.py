@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api import EXAMPLES, schemas
-from api.answers import Body, brief, without_name
+from api.answers import Body, brief, with_notes, without_name
 from api.events import EventSent, Feed
 from api.inputs import (
     PRINTABLE,
@@ -62,6 +62,13 @@ WithinLimits = Annotated[
         examples=[EXAMPLES["terms_id"]],
     ),
 ]
+View = Annotated[
+    Literal["full", "brief"],
+    Query(
+        description="`brief`: state, settings, speed, memory, provenance and launch alone, in"
+        " less than a kilobyte."
+    ),
+]
 STUDY_HEADERS = {"ETag": "Of this answer."}
 
 router = APIRouter(tags=["studies"])
@@ -80,6 +87,7 @@ router = APIRouter(tags=["studies"])
                 Location="The study's path.",
                 **STUDY_HEADERS,
             ),
+            "model": schemas.Submitted | schemas.SubmittedBrief,
             "links": links(
                 "show_study", "show_probes", "stream_events", "export_study", "cancel_study"
             ),
@@ -101,6 +109,7 @@ async def submit_question(
             " body, it asks nothing new.",
         ),
     ] = None,
+    view: View = "full",
 ) -> Response:
     """A question is asked once within the same limits: who asks again joins, or gets its answer.
 
@@ -114,8 +123,9 @@ async def submit_question(
         submit, body, owner=caller.owner, key=idempotency_key, address=caller.address
     )
     done = await context.turns.write(caller.owner, submission)
+    content = brief(done.body.content) if view == "brief" else done.body.content
     return Response(
-        done.body.with_notes(done.notes),
+        with_notes(content, done.notes),
         202,
         {"Location": f"/tune/{done.body.status.id}", "ETag": done.body.etag, **REVALIDATED},
         "application/json",
@@ -251,13 +261,7 @@ async def show_study(
         ),
     ] = None,
     terms: WithinLimits = None,
-    view: Annotated[
-        Literal["full", "brief"],
-        Query(
-            description="`brief`: state, settings, speed, memory, provenance and launch alone, in"
-            " less than a kilobyte."
-        ),
-    ] = "full",
+    view: View = "full",
     if_none_match: ETags = None,
 ) -> Response:
     """Waiting costs the service nothing: ask with ``wait=30`` again and again."""

@@ -78,7 +78,7 @@ ask() {
     local once
     once=$(python3 -c 'import uuid; print(uuid.uuid4().hex)')
     while true; do
-        request "$(briefly)" POST /tune --header "Content-Type: application/json" \
+        request "$(briefly)" POST "/tune?view=brief" --header "Content-Type: application/json" \
             --header "Idempotency-Key: $once" --data-binary "@$question"
         case $status in
             2*) break ;;

@@ -157,12 +157,20 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
 class UnknownNameError(UsageError):
     """A name that is not in a catalogue; ``nearest`` holds at most three like it."""
 
-    def __init__(self, field: str, given: str, names: Iterable[str], also: str = "") -> None:
+    def __init__(
+        self,
+        field: str,
+        given: str,
+        names: Iterable[str],
+        also: str = "",
+        *,
+        what: str = "no such name",
+    ) -> None:
         known = sorted(names)
         self.nearest = get_close_matches(given.lower(), known, n=3, cutoff=0.4)
         some = f"known names are {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
         hint = f"did you mean {', '.join(self.nearest)}?" if self.nearest else some
-        super().__init__(field, given, f"no such name; {hint}{f' {also}' if also else ''}")
+        super().__init__(field, given, f"{what}; {hint}{f' {also}' if also else ''}")
 
 
 class ModelConfigError(UsageError):

@@ -19,6 +19,7 @@ from typing import Self
 from tuner.client.advance import kept_dry_run, measurement_of, plan_here
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Study
+from tuner.core.words import number_text, probe_name
 from tuner.dryrun import DryRun, DryRunner, DryRunStoppedError, NotDryRunError
 from tuner.errors import ProbeError, StoreError, TunerError
 from tuner.logs import bound
@@ -333,13 +334,14 @@ class Executor:
 
     def give_back(self, claim: Claim, why: str) -> None:
         given = retried(partial(self._store.give_back, claim, why), self._stop)
-        log.info(
-            "probe %d: %s%s", claim.probe.row_id, why, "" if given else " (the claim was lost)"
-        )
+        lost = "" if given else " (the claim was lost)"
+        log.info("%s of %s: %s%s", probe_name(claim.probe), claim.study_id, why, lost)
 
     def _run(self, workplace: Workplace, task: Task) -> None:
         claim = task.claim
-        about = bound(study=claim.study_id, probe=claim.probe.row_id, attempt=claim.attempt_id)
+        about = bound(
+            study=claim.study_id, probe=number_text(claim.probe.id), attempt=claim.attempt_id
+        )
         try:
             with task.lease, about:
                 if workplace.ranks is not None and self._options.site.is_here:
@@ -370,7 +372,8 @@ class Executor:
             text += f": {measurement.detail}"
         if not recorded:
             text += " (not recorded: the claim was lost)"
-        log.info("probe %d: %s [%s]", claim.probe.row_id, text, claim.probe.request.settings)
+        name, settings = probe_name(claim.probe), claim.probe.request.settings
+        log.info("%s of %s: %s [%s]", name, claim.study_id, text, settings)
 
     # Probes that run
 

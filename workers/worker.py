@@ -240,12 +240,13 @@ class Worker:
         if found is None and self._executor.is_waiting:
             others = self._store.neighbours(study.id, self._identity.host)
             whom = ", ".join(others) or "another probe"
-            self._tell(study, f"waiting for {whom} on this machine, of {self._executor.holder}")
+            doing = f"waiting for {whom} on this machine, of {self._executor.holder}"
+            self._tell(study, doing, waits=self._identity)
         return found
 
-    def _tell(self, study: Study, doing: str) -> None:
+    def _tell(self, study: Study, doing: str, *, waits: WorkerIdentity | None = None) -> None:
         if study.reason != doing:
-            retried(partial(self._store.tell, study.id, doing), self._stop)
+            retried(partial(self._store.tell, study.id, doing, waits=waits), self._stop)
 
     def _must_be_alone(self, study: Study, request: ProbeRequest) -> bool:
         """True for a probe without neighbours on this machine: it was asked for by itself, or

@@ -17,6 +17,7 @@ from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import RAN, Category, Outcome
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Study
+from tuner.core.words import number_text
 from tuner.results.points import BestSoFar
 from tuner.text import size_text, size_unit
 
@@ -304,15 +305,14 @@ def progress(ended: Sequence[BestSoFar], *, per: str) -> SimpleNamespace:
     plot = SimpleNamespace(x=Scale(0.5, last + 0.5), y=scale_for(speeds), height=PROGRESS_PX)
     marks = [
         SimpleNamespace(
-            probe_id=one.probe_id,
             across=100 * plot.x.at(one.number),
             down=_down(plot, speed.value) if speed else PROGRESS_PX,
             shape=OOM if speed is None else str(one.fidelity),
             best=speed is not None and speed.value == one.best,
             fits=speed is not None,
             front=False,
-            said=str(speed or one.outcome).replace("_", " "),
-            number=one.number,
+            said=str(speed or one.outcome),
+            number=number_text(one.probe_id),
         )
         for one, speed in zip(ended, found, strict=True)
     ]

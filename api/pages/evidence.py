@@ -1,6 +1,7 @@
 """One probe in full: what was tried, what came of it, and the evidence."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from statistics import median
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -10,9 +11,10 @@ from api.pages.render import spaced
 from tuner.core.cluster import Device
 from tuner.core.measurement import RAN, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
-from tuner.core.words import describe, probe_word, rank_word
+from tuner.core.words import describe, probe_name, rank_word
 from tuner.planner.probes import at_todays_rates, attention_text, clocks_text
 from tuner.results.probe_facts import FIDELITIES, time_facts
+from tuner.store import Attempt
 from tuner.text import duration_text, show, size_text, time_text
 
 # Lines of the end of a rank's log and characters of one: on the probe's page, on the study's.
@@ -31,8 +33,9 @@ class Log(NamedTuple):
     text: str
 
 
-def evidence_of(study: Study, probe: Probe) -> SimpleNamespace:
-    """All that is known of a probe, emulated communication at today's rates."""
+def evidence_of(study: Study, probe: Probe, wasted: Sequence[Attempt] = ()) -> SimpleNamespace:
+    """All that is known of a probe, emulated communication at today's rates; with its ``wasted``
+    attempts, of which nothing came."""
     found = at_todays_rates(study, probe)
     memory = found.memory if found else None
     ranks = memory.per_rank_bytes if memory and len(set(memory.per_rank_bytes)) > 1 else ()
@@ -42,13 +45,12 @@ def evidence_of(study: Study, probe: Probe) -> SimpleNamespace:
         sizes[OUTSIDE] = float(memory.overhead_bytes)
         bar = memory_bar(sizes, study, f"Memory of one {rank_word(study.question)}")
     return SimpleNamespace(
-        id=probe.id,
-        kind=probe_word(probe.request.fidelity).capitalize(),
+        name=probe_name(probe).capitalize(),
         settings=tuple((name, show(v)) for name, v in probe.request.settings.as_dict().items()),
         outcome=str(found.outcome if found else probe.state),
         ran=found is not None and found.outcome in RAN,
         detail=found.detail if found else "",
-        facts=tuple(_facts(study, probe, found)),
+        facts=(*_facts(study, probe, found), *map(_attempt_fact, wasted)),
         bar=bar,
         phases=tuple((n, size_text(s)) for n, s in memory.by_phase.items()) if memory else (),
         ranks=tuple((str(rank), size_text(size)) for rank, size in enumerate(ranks)),
@@ -65,6 +67,15 @@ def evidence_of(study: Study, probe: Probe) -> SimpleNamespace:
         logs=tuple(_logs(found, LOG_LINES, LONGEST_LINE)) if found else (),
         finished_at=probe.finished_at or "",
     )  # fmt: skip
+
+
+def _attempt_fact(one: Attempt) -> Fact:
+    """When an attempt was made, by which worker, and why nothing came of it."""
+    moments = map(datetime.fromisoformat, (one.started_at, one.ended_at))
+    begin, end = (f"{at:%Y-%m-%d %H:%M:%S} UTC" for at in moments)
+    how = f"{one.outcome}, tried again" if one.outcome else str(one.state).replace("_", " ")
+    why = f" ({one.detail})" if one.detail else ""
+    return f"attempt {one.number}", f"{how} at {end}{why}; {one.worker} had it since {begin}"
 
 
 def trouble_of(probe: Probe, found: Measurement) -> SimpleNamespace:

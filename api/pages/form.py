@@ -36,7 +36,7 @@ from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName, Study
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.model import published_model
-from tuner.text import DoubledNameError, read_duration, read_json, show
+from tuner.text import DoubledNameError, read_duration, read_json, read_length, show
 
 # What was typed, by field; a field of flags may have several values.
 Texts = Mapping[str, Sequence[str]]
@@ -216,7 +216,8 @@ def _value_of(spec: FieldSpec, typed: Sequence[str]) -> Any:
     text = typed[0]
     match spec.kind:
         case Kind.WHOLE:
-            return _whole(text)
+            is_length = spec.name == "workload.sequence_length" and text[-1:] in "kK"
+            return read_length(spec.name, text) if is_length else _whole(text)
         case Kind.NUMBER:
             return _number(text)
         case Kind.DURATION:

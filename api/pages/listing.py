@@ -24,7 +24,7 @@ from api.schemas import STUDY_ID
 from tuner.core.configuration import KNOBS
 from tuner.core.evaluation import Evaluation
 from tuner.core.study import OPEN, StudyState
-from tuner.core.words import listed, rank_word
+from tuner.core.words import listed, number_text, rank_word
 from tuner.errors import UsageError
 from tuner.results.points import points as find_points
 from tuner.results.summary import (
@@ -81,8 +81,6 @@ COLUMNS = (
     Column("labels", "labels"),
 )
 NEWEST_FIRST = "-asked"
-# State of a study that is at its end because nothing fits: an answer, not a failure.
-NOTHING_FITS = "nothing fits"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -166,7 +164,7 @@ def list_studies(
                 answer=line,
                 is_open=summary.state in OPEN,
                 is_old=is_old,
-                state=NOTHING_FITS if line and line.nothing_fits else str(summary.state),
+                state=line.shown_state if line and line.state == summary.state else summary.state,
                 words=settings_words(line.settings) if line and line.settings else (),
                 speed=speed if speed and speed.value is not None else None,
                 share=min(1.0, line.needed_share) if line and line.needed_share else None,
@@ -351,7 +349,7 @@ def _chart_of(wholes: Sequence[Whole]) -> SimpleNamespace | None:
 
 
 def _href(path: str, point: Evaluation) -> str:
-    return f"{path}#p{point.probe_ids[-1]}" if point.outcome and point.probes else path
+    return f"{path}#p{number_text(point.probe_ids[-1])}" if point.outcome and point.probes else path
 
 
 def _ratios(line: Difference) -> tuple[str, ...]:

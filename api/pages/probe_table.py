@@ -13,7 +13,7 @@ from tuner.core.configuration import KNOBS, Settings
 from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN
 from tuner.core.study import Probe, ProbeState
-from tuner.core.words import rank_word, speed_text
+from tuner.core.words import probe_word, probes_text, rank_word, speed_text
 from tuner.errors import UsageError
 from tuner.results.points import Evidence, differing, knob_texts
 from tuner.text import duration_text, show, size_number, size_unit, time_text
@@ -86,6 +86,8 @@ class ProbeTable(Sorted):
     """Of memory."""
     common: str
     """Knobs without a column, which are the same in all probes, in words."""
+    nouns: str
+    """``probes``, ``dry runs``, or both."""
     counts: Mapping[str, int]
     """Probes of each outcome, or state of those that have none; of all under :data:`ANY`."""
     sort: str = FASTEST_FIRST
@@ -102,7 +104,8 @@ class ProbeTable(Sorted):
             allowed = f"must be one of {', '.join(filter(None, self.counts))}"
             raise UsageError("outcome", outcome, allowed)
         rows = sorted(
-            (row for row in self.rows if outcome in (ANY, row.outcome)), key=lambda row: row.id
+            (row for row in self.rows if outcome in (ANY, row.outcome)),
+            key=lambda row: row.cells["id"].order,
         )
         known = [row for row in rows if row.cells[key].order is not None]
         known.sort(key=lambda row: row.cells[key].order, reverse=sort.startswith("-"))
@@ -168,6 +171,7 @@ def table_of(evidence: Evidence, best: Settings | None) -> ProbeTable:
             for knob, value in (first.all_values() if probes else {}).items()
             if knob not in knobs and meant[knob] != "-"
         ),
+        nouns=" and ".join(sorted({f"{probe_word(p.request.fidelity)}s" for p in probes})[::-1]),
         counts={ANY: len(rows), **dict(counts.most_common())},
     )
     return table.chosen(FASTEST_FIRST, ANY)
@@ -198,7 +202,7 @@ def _row(
     needed = found.needed_bytes if found else None
     at_least = "> " if found and found.memory is None else ""
     known = {
-        "id": (f"#{probe.id}", probe.id),
+        "id": (probes_text([probe.id]), (probe.id > 0, abs(probe.id))),
         "outcome": (outcome, outcome),
         "fidelity": (str(fidelity), FIDELITIES.index(fidelity)),
         "memory": (f"{at_least}{size_number(needed, divisor)}" if needed else "-", needed),

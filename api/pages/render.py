@@ -21,7 +21,8 @@ from api.problems import ProblemError
 from api.sessions import LazyField
 from tuner.core.configuration import ACCUMULATION, KNOBS, Settings
 from tuner.core.evaluation import GIB
-from tuner.core.words import share_text, speed_text
+from tuner.core.measurement import Outcome
+from tuner.core.words import number_text, share_text, speed_text
 from tuner.text import count_text, duration_text, show, size_text, time_text
 
 # Media types by how a file's name ends. Other files are not served.
@@ -87,10 +88,8 @@ def serve_favicon(if_none_match: Annotated[str | None, Header()] = None) -> Resp
 
 # What is written in the place of a figure that nobody knows.
 UNKNOWN = "unknown"
-# Outcomes whose names are no words.
-OUTCOMES = {"oom": "out of memory", "host_oom": "host out of memory"}
 _COMMA = re.compile(r",(?=\w+=)")
-_PROBE = re.compile(r"#(\d{1,18})")
+_PROBE = re.compile(r"#(d?\d{1,18})")
 _BREAK = re.compile("([=_,])")
 _CODE = re.compile(r"`([^`]+)`")
 # They turn the direction of all text that follows, and a stranger's words may hold them.
@@ -145,6 +144,7 @@ def environment() -> Environment:
         count=count_text,
         duration=duration_text,
         knob=show,
+        number=number_text,
         parts=settings_words,
         tick=tick_words,
         percent=share_text,
@@ -167,12 +167,13 @@ def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
             shown += [Markup("<code>{}</code>").format(code), escape(after)]
         return Markup("").join(shown)
 
+    names = {number_text(one) for one in probes}
     # An explanation is sentences alone, so the probes that it names can be found only in its text.
     parts = _PROBE.split(_CONTROLS.sub(REPLACEMENT, spaced(text)))
     shown = [marked_up(parts[0])]
     for number, rest in zip(parts[1::2], parts[2::2], strict=True):
         link = Markup('<a href="/studies/{}/probes/{}">#{}</a>').format(study_id, number, number)
-        shown += [link if int(number) in probes else escape(f"#{number}"), marked_up(rest)]
+        shown += [link if number in names else escape(f"#{number}"), marked_up(rest)]
     return Markup("").join(shown)
 
 
@@ -237,7 +238,7 @@ def words(value: object) -> str:
 
 def outcome(name: object) -> str:
     """How a probe ended, or where it stands, as words."""
-    return OUTCOMES.get(str(name)) or words(name)
+    return Outcome(str(name)).words if name in set(Outcome) else words(name)
 
 
 def moment(iso: str | None) -> Markup:

@@ -52,7 +52,7 @@ from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
 from api.studies import LARGEST_EVENT, cancel, listened, study_status
 from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState, parse_labels
-from tuner.core.words import rank_word, rough_duration_text
+from tuner.core.words import number_text, rank_word, rough_duration_text
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results.summary import LEAST_COMPARED
 from tuner.space import enumerate_space
@@ -81,7 +81,9 @@ WAITING_S = 15.0
 
 Sort = Annotated[str, Query(max_length=LONGEST_WORD)]
 Outcome = Annotated[str, Query(max_length=LONGEST_WORD)]
-ProbeId = Annotated[int, Path(ge=1, lt=2**63)]
+# As it is written: `3`, or `d3` of a dry run.
+NUMBER = r"^d?[1-9]\d{0,17}$"
+ProbeNumber = Annotated[str, Path(pattern=NUMBER)]
 EventId = Annotated[int, Query(ge=0, le=LARGEST_EVENT)]
 NOT_KNOWN = "This key is not known, or was revoked."
 NOTHING = "Paste a key: tuner_ and what follows it."
@@ -244,7 +246,7 @@ async def show_page(
     sort: Sort = FASTEST_FIRST,
     outcome: Outcome = ANY,
     refresh: Annotated[int | None, Query(ge=RELOADS_S[0], le=RELOADS_S[1])] = None,
-    probe: Annotated[int | None, Query(ge=1, lt=2**63)] = None,
+    probe: Annotated[str | None, Query(pattern=NUMBER)] = None,
 ) -> Response:
     """A study; its table of probes sorted, and of one outcome, if that was asked for.
 
@@ -316,23 +318,24 @@ async def stream_page(
         await context.poller.wait(feed, changed.is_set, waits_s)
 
 
-@router.get("/studies/{study_id}/probes/{probe_id}")
+@router.get("/studies/{study_id}/probes/{number}")
 async def show_probe(
-    request: Request, context: InContext, caller: Reader, study_id: StudyId, probe_id: ProbeId
+    request: Request, context: InContext, caller: Reader, study_id: StudyId, number: ProbeNumber
 ) -> Response:
 
     def shown() -> Response:
         study = context.answers.whole(study_status(context, study_id)).study
         ids = [probe.id for probe in study.probes]
-        if probe_id not in ids:
-            raise ProblemError(404, f"study {study_id} has no probe {probe_id}")
-        place = ids.index(probe_id)
+        numbers = [number_text(one) for one in ids]
+        if number not in numbers:
+            raise ProblemError(404, f"study {study_id} has no probe #{number}")
+        place = numbers.index(number)
         probe = study.probes[place]
         return render(
             request,
             "probe.html",
             head=head_of(study),
-            probe=evidence_of(study, probe),
+            probe=evidence_of(study, probe, context.store.wasted(study_id).get(probe.id, ())),
             before=ids[place - 1] if place else None,
             after=ids[place + 1] if place + 1 < len(ids) else None,
             what_if=settings_path(study_id, probe.request.settings),

@@ -28,17 +28,19 @@ from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Eva
 from tuner.core.measurement import PROBED, RAN
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
-from tuner.core.words import describe, probe_word, rank_word
+from tuner.core.words import describe, number_text, probe_name, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import is_forecast, named_knobs, tied_text
+from tuner.explain.brief import is_forecast, named_knobs, tied_text, whole_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
-from tuner.results.points import ALWAYS
+from tuner.results.points import ALWAYS, numerics
+from tuner.results.summary import WARNINGS, state_text
 from tuner.store import Moments
+from tuner.store.workers import Silence
 from tuner.text import count_text, duration_text, show, size_text
 
 GUARD_PASSED = "passed"
@@ -57,8 +59,8 @@ FIELDS: Mapping[str, str] = {
 }
 
 
-# A fact that stands beside the answer, and not among its evidence.
-NOT_MEASURED = "nothing_measured"
+# Facts that stand beside the answer, and not among its evidence.
+TOLD_ABOVE = {"nothing_measured", *WARNINGS}
 
 
 class CopyTab(NamedTuple):
@@ -77,12 +79,13 @@ class CopyTab(NamedTuple):
     beside: tuple[tuple[str, str], ...] = ()
 
 
-def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, bool]:
-    """The heading of an answer, a note on it, why there is none, and whether nothing fits."""
+def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, str, bool]:
+    """The heading of an answer, a note on it, why there is none, the state as people read it, and
+    whether nothing fits."""
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
     forecasts = suggestion is not None and is_forecast(study, suggestion)
-    why, nothing_fits = "", False
+    why, nothing_fits, reason = "", False, None
     if suggestion and is_unanswered(study, suggestion):
         reason = why_none(study, suggestion, shown=True)
         why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
@@ -111,9 +114,9 @@ def _told(study: Study, suggestion: Suggestion | None) -> tuple[str, str, str, b
         note = next((tied_text(one, best) for one in tied), "")
     if suggestion and best:
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
-        how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
+        how = (text for fact, text in said if fact["kind"] in TOLD_ABOVE)
         note = " ".join(filter(None, (note, *how)))
-    return title, note, why, nothing_fits
+    return title, note, why, state_text(study, reason, is_forecast=forecasts), nothing_fits
 
 
 def answer_of(
@@ -125,7 +128,7 @@ def answer_of(
     outside of the allocator, if known.
     """
     best = suggestion.best if suggestion else None
-    title, note, why, nothing_fits = _told(study, suggestion)
+    title, note, why, state, nothing_fits = _told(study, suggestion)
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
@@ -153,7 +156,8 @@ def answer_of(
         note=note,
         why_none=why,
         per=rank_word(study.question),
-        state="nothing fits" if nothing_fits else str(study.state),
+        whole=whole_text(study.question, best) if best else "",
+        state=state,
         nothing_fits=nothing_fits,
         ways=[
             (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.options)})}")
@@ -265,10 +269,17 @@ class RunningProbe(NamedTuple):
     """A probe that is being run, and when it began; empty when that is not known."""
 
     id: int
-    kind: str
-    """``Probe``, or ``Dry run``."""
+    name: str
+    """``Probe #3``, or ``Dry run #d3``."""
     words: str
     since: str
+    silence: Silence | None
+    """Of its worker, if it has not been heard of."""
+
+    @property
+    def said(self) -> str:
+        silent = " (its worker has not been heard of)" if self.silence else ""
+        return f"{self.name}{silent}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +347,7 @@ def study_page(whole: Whole, moments: Moments) -> StudyPage:
 
     def href(point: Evaluation) -> str:
         if _is_probed(point):
-            return f"#p{point.probes[-1].id}"
+            return f"#p{number_text(point.probes[-1].id)}"
         return rows.get(point.settings) or settings_path(study.id, point.settings)
 
     drawn = [p for p in points if _is_probed(p) or p.tokens_per_s_per_gpu.value is not None]
@@ -367,7 +378,7 @@ def study_page(whole: Whole, moments: Moments) -> StudyPage:
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (
-                shown(suggestion.facts, suggestion.explanation, but=(NOT_MEASURED,))
+                shown(suggestion.facts, suggestion.explanation, but=TOLD_ABOVE)
                 if suggestion
                 else ()
             )
@@ -400,12 +411,10 @@ def _is_probed(point: Evaluation) -> bool:
 
 def head_of(study: Study) -> StudyHead:
     question, workload = study.question, study.question.workload
-    # Optimizer and precision of a user's script are its own, and not known.
-    own = [str(workload.optimizer), str(workload.precision)] if question.script is None else []
     facts = [
         f"global batch {workload.global_batch_size:,}",
         f"sequence {workload.sequence_length:,}",
-        *own,
+        *numerics(question),
         *workload.unlike_usual,
         str(question.framework.name),
     ]
@@ -429,9 +438,10 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     running = tuple(
         RunningProbe(
             id=probe.id,
-            kind=probe_word(probe.request.fidelity).capitalize(),
+            name=probe_name(probe).capitalize(),
             words=spaced(describe(probe.request.settings)),
             since=moments.began.get(probe.id, ""),
+            silence=moments.silent.get(probe.id),
         )
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
@@ -465,8 +475,7 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     elif study.state is StudyState.QUEUED:
         doing = "Waiting for a worker"
     elif is_open and queued:
-        first = probe_word(queued[0].request.fidelity).capitalize()
-        doing = f"{first} #{queued[0].id} waits for its devices"
+        doing = f"{probe_name(queued[0]).capitalize()} waits for its devices"
     elif is_open and ended >= limits.max_probes:
         # Small replicas of the finalists are trained after the last probe.
         doing = "Checking that the best configurations train like one process"
@@ -476,7 +485,7 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
         why = f": {study.reason}" if study.reason else ""
         said = f"{str(study.state).capitalize()}{why}. {words}."
     elif running:
-        names = ", ".join(f"{one.kind} #{one.id}" for one in running)
+        names = ", ".join(one.said for one in running)
         said = f"{names} {'are' if len(running) > 1 else 'is'} running; {words} done."
     else:
         said = f"{doing}; {words} done."

@@ -88,6 +88,10 @@ def gpu_kinds() -> Mapping[str, GpuKind]:
     return kinds
 
 
+# Of a GPU that the catalogue does not have.
+BY_ITS_FIGURES = "(any other GPU is an object with name, memory_bytes and rates)"
+
+
 def gpu_kind(name: str, field: str = "gpu") -> GpuKind:
     """The kind called ``name``; case and ``_`` for ``-`` do not matter, and aliases are known.
 
@@ -105,7 +109,8 @@ def gpu_kind(name: str, field: str = "gpu") -> GpuKind:
     if choices:
         several = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise UsageError(field, name, f"there are several: write {several}")
-    raise UnknownNameError(field, name, kinds)
+    what = f"GPU {name[:80]!r} is not in the catalogue"
+    raise UnknownNameError(field, name, kinds, BY_ITS_FIGURES, what=what)
 
 
 def reported_kind(driver_name: str, memory_bytes: int) -> GpuKind | None:

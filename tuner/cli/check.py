@@ -17,7 +17,7 @@ from tuner.client.check import Checked, check_file
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
-from tuner.core.words import describe, rank_word, rate_text, sizes_text
+from tuner.core.words import describe, probes_text, rank_word, rate_text, sizes_text
 from tuner.errors import ProbeError, all_of
 from tuner.launchfiles.files import open_file
 from tuner.results.points import question_text
@@ -69,5 +69,5 @@ def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
     else:
         figures = checked.seen.figures
         how = "probes" if figures.fidelity is Fidelity.MEASURED else f"{figures.fidelity} probes"
-        numbers = ", ".join(f"#{number}" for number in figures.probe_ids)
+        numbers = probes_text(figures.probe_ids)
         yield "known from", f"{how} {numbers} of study {checked.seen.study_id}"

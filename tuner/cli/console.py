@@ -32,7 +32,7 @@ def stdout_console() -> Console:
 
 
 def print_facts(console: Console, facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
-    """Facts as :func:`facts_grid` has them, as wide as text, without blanks at the ends of lines,
+    """Names, each with its value beside it, as wide as text, without blanks at the ends of lines,
     which a terminal that is made narrower would wrap."""
     known = [(f"{'':{indent}}{name}", value) for name, value in facts]
     head = max((len(name) for name, _ in known), default=0) + 2
@@ -42,15 +42,6 @@ def print_facts(console: Console, facts: Iterable[tuple[str, str]], indent: int 
             title = "" if index else name
             line = Text.assemble(f"{title:{head}}", (part.plain.rstrip(), "bold"))
             console.print(line, soft_wrap=True)
-
-
-def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(style="bold")
-    for name, value in facts:
-        grid.add_row(name, Text(value))
-    return grid
 
 
 def paragraphs(

@@ -26,16 +26,20 @@ from tuner.client.from_file import (
     beside_file,
     changed_files,
     least_change,
+    left_out,
     patched,
     put_back,
     read_question,
     today,
 )
-from tuner.core.answer import Candidate
+from tuner.core.answer import Candidate, Suggestion
+from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word, rate_text, share_text, sizes_text
 from tuner.errors import TunerError, UsageError, all_of
+from tuner.explain.brief import LEAST_LEAD, real_text
+from tuner.launchfiles import FORMATS
 from tuner.store import open_store
-from tuner.text import show
+from tuner.text import show, show_all
 
 # What starts a file, by its format; others are read by a script of the user's own.
 LAUNCHERS = {
@@ -56,6 +60,8 @@ KEEP = {
 
 
 NO_FASTER = "nothing found is faster"
+# How many times as wide one interval must be for it to be said why.
+UNLIKE = 1.3
 
 
 def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
@@ -102,19 +108,26 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     patch = "".join(one.diff for one in files)
     if asked.json:
         own = _as_json(question, now, best, wanted, patch, written=writes and failed is None)
+        own["left_out"] = left_out(question, answered.study.question)
         code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
         return report(failed, as_json=False) if failed else code
-    launch = LAUNCHERS.get(question.opened.found.format_name, "")
-    then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
+    then = "" if refused else _start(question, answered.suggestion, path)
     if keep:
         then = then or f"nothing: keep {path}"
     elif wanted and not asked.in_place:
-        then = f"the same command with --in-place, which writes it into {path}"
+        which = "it" if best is answered.suggestion.best else "what is best for the file, below,"
+        then = f"the same command with --in-place, which writes {which} into {path}"
     code = show_asked(asked, answered, then=then, keep=keep)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
-    print_facts(console, _facts(question, answered, now, best, wanted, refused, keep))
+    print_facts(
+        console,
+        [
+            *_facts(question, answered, now, best, wanted, refused, keep),
+            *(_left_out(question, answered) if asked.why else ()),
+        ],
+    )
     paragraphs(console, question.asked.notes, "", further=2)
     paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
     if asked.diff and patch and more != NO_FASTER:
@@ -127,6 +140,19 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     if done := _done(asked, wanted, keep and more, files, copies):
         console.print(Text(f"\n{done}"), soft_wrap=True)
     return code
+
+
+def _start(question: FileQuestion, suggestion: Suggestion, path: str) -> str:
+    """The command that starts the file itself; empty where none is known, or it would not fit."""
+    format_name, launch = question.opened.found.format_name, suggestion.launch
+    if suggestion.best is None:
+        return ""
+    if (launcher := LAUNCHERS.get(format_name)) is not None:
+        return f"{launcher} {shlex.quote(path)}"
+    own = FORMATS[format_name].file_name if format_name in FORMATS else None
+    if own not in launch["files"]:
+        return ""
+    return shlex.join(path if word == own else word for word in launch["argv"])
 
 
 def _done(
@@ -170,7 +196,9 @@ def _facts(
     script = beside_file(question, asked, best.settings)
     if not wanted and refused is None and not keep:
         of_all = ", of what it says" if script else ""
-        yield "best", f"the file has the fastest settings that fit already{of_all}"
+        is_answer = best is answered.suggestion.best
+        as_good = "the fastest settings that fit" if is_answer else "settings tied with the answer"
+        yield "best", f"the file has {as_good} already{of_all}"
         if script:
             yield "beside it", f"the answer needs {script}, which no field of it says"
             yield "", _figures(best, per)
@@ -183,16 +211,24 @@ def _facts(
         mine, named = best.settings.all_values(), {one.split("=")[0] for one in said.split(",")}
         turned = (name for name, value in theirs if value != mine[name] and name not in named)
         said = ",".join([said, *(f"{name}={show(mine[name])}" for name in turned)])
-    yield "alternative" if keep else "best", said.replace(",", ", ")
+    written = "best" if best is answered.suggestion.best else "for the file"
+    yield "alternative" if keep else written, said.replace(",", ", ")
     yield "", _figures(best, per)
     if best is not answered.suggestion.best:
         yield "", "tied with the answer, and changes less of the file"
     if said := _difference(now, best):
         yield "difference", said
+        yield from (("", one) for one in _predicted_lead(now, best))
     fields = ", ".join(wanted) or "no field of it"
     yield "changes", fields if refused is None else f"none: {refused}"
     if script:
         yield "beside it", f"the answer needs {script}, which no field of it says"
+
+
+def _left_out(question: FileQuestion, answered: Answered) -> Iterator[tuple[str, str]]:
+    if found := left_out(question, answered.study.question):
+        values = "; ".join(f"{name}={show_all(values)}" for name, values in found.items())
+        yield "left out", f"{values}: no field of the file can be made to say it"
 
 
 def _kept(now: Checked | UsageError, best: Candidate, tolerance: float) -> tuple[str, str]:
@@ -222,6 +258,21 @@ def _difference(now: Checked | UsageError, best: Candidate | None) -> str:
     if held is not None and holds is not None:
         parts.append(f"{holds - held:+.1f} GiB")
     return ", ".join(parts)
+
+
+def _predicted_lead(now: Checked | UsageError, best: Candidate) -> Iterator[str]:
+    """How far two predicted speeds tell which is faster, and why their intervals may be unlike."""
+    if isinstance(now, UsageError):
+        return
+    speeds = now.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu
+    own, other = (one.value for one in speeds)
+    if not own or not other or {one.provenance for one in speeds} != {Provenance.PREDICTED}:
+        return
+    if other / own - 1 >= LEAST_LEAD:
+        yield f"a predicted lead like this {real_text(other / own - 1)}"
+    widths = [(one.high or 0.0) / one.low for one in speeds if one.low]
+    if len(widths) == 2 and max(widths) >= UNLIKE * min(widths):
+        yield "the wider interval is of knobs that no published run had; most errors are of both"
 
 
 def _as_json(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import typer
 from rich.text import Text
 
-from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
+from tuner.cli.console import print_facts, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
 from tuner.cli.options import CalibrateAsked, DoctorAsked
 from tuner.cli.studies import is_there
@@ -62,7 +62,7 @@ def _show_calibration(found: Calibration, cluster: Cluster) -> None:
     console.print(Text(f"{cluster.name}, calibrated {found.at[:16]} UTC", style="bold"))
     versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
     took = f"{found.wall_s:.0f} s, {len(found.readings)} cases on {cluster.world_size} ranks"
-    console.print(facts_grid([("measured with", versions), ("took", took)]), width=console.width)
+    print_facts(console, [("measured with", versions), ("took", took)])
     console.print()
     titles = ("rate", "measured", "80% interval", "catalogue", "measured / catalogue")
     print_rows(titles, _rows(found, cluster), numbers=",".join(titles[1:]))
@@ -144,7 +144,7 @@ def diagnose_machine(asked: DoctorAsked) -> int:
     if asked.json:
         print_json(found.as_dict())
         return 0 if found.is_sound else 1
-    stdout_console().print(facts_grid(_facts(found)))
+    print_facts(stdout_console(), _facts(found))
     typer.echo()
     rows = (
         (one.knob, one.value, str(one.verdict), str(one.passed), str(one.failed),

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import Column, facts_grid, stdout_console, table_of
+from tuner.cli.console import Column, print_facts, stdout_console, table_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import terminal
@@ -20,7 +20,7 @@ from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.core.words import probe_word, rank_word
+from tuner.core.words import probe_name, rank_word
 from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
 from tuner.planner.probes import (
     at_todays_rates,
@@ -71,8 +71,8 @@ def run(asked: ProbeAsked) -> int:
         why = measurement.detail or "they need more than the limit"
         return report(NothingFitsError(f"these settings do not fit: {why}"), as_json=False)
     if measurement.outcome is not Outcome.OK:
-        failure = ProbeError(f"the probe ended as {measurement.outcome}: {measurement.detail}")
-        return report(failure, as_json=False)
+        ended = f"{measurement.outcome.words}: {measurement.detail}"
+        return report(ProbeError(f"the probe ended as {ended}"), as_json=False)
     return 0
 
 
@@ -136,7 +136,7 @@ def show_probe(console: Console, study: Study, probe: Probe) -> None:
     measurement = at_todays_rates(study, probe)
     assert measurement is not None
     console.print()
-    console.print(facts_grid(_facts(study, probe, measurement)))
+    print_facts(console, _facts(study, probe, measurement))
     if measurement.collectives:
         console.print()
         passes = passes_text(measurement.tracked_accumulation)
@@ -161,11 +161,11 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     settings = probe.request.settings.as_dict()
     yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
-    noun = probe_word(probe.request.fidelity)
-    yield noun, f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
+    noun, number = probe_name(probe).rsplit(" ", 1)
+    yield noun, f"{number}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
     if (fidelity := probe.request.fidelity) is not Fidelity.MEASURED:
         yield "fidelity", f"{fidelity}: {FIDELITIES[fidelity]}"
-    yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
+    yield "outcome", f"{measurement.outcome.words}{f': {d}' if (d := measurement.detail) else ''}"
     yield from _memory_facts(study, probe, measurement)
     yield from time_facts(study, probe, measurement)
     if measurement.attention:

@@ -20,7 +20,7 @@ from tuner.client.values import silent
 from tuner.client.worker_process import Signals
 from tuner.core.measurement import RAN
 from tuner.core.study import ProbeState, Study, StudyState
-from tuner.core.words import probe_word, rank_word
+from tuner.core.words import probe_name, probe_word, rank_word
 from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space import enumerate_space
 from tuner.text import duration_text
@@ -109,8 +109,7 @@ class LiveTable:
     def _now(self, now: float) -> str:
         for probe in self._study.probes:
             if probe.id in self._running:
-                named = f"{probe_word(probe.request.fidelity)} #{probe.id}"
-                return f"{named} running for {now - self._running[probe.id]:.0f} s"
+                return f"{probe_name(probe)} running for {now - self._running[probe.id]:.0f} s"
         if self._study.state is StudyState.RUNNING and self._study.reason:
             return f"{self._study.reason}, {now - self._told_at:.0f} s"
         if any(probe.state is ProbeState.QUEUED for probe in self._study.probes):

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from tuner.cli.console import (
     TEXT_WIDTH,
-    facts_grid,
     paragraphs,
     print_facts,
     print_rows,
@@ -29,7 +28,14 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import memory_range_text, probe_word, probes_text, rank_word, sizes_text
+from tuner.core.words import (
+    memory_range_text,
+    probe_name,
+    probe_word,
+    probes_text,
+    rank_word,
+    sizes_text,
+)
 from tuner.errors import NothingFitsError, TunerError, UsageError
 from tuner.explain.brief import IN_BRIEF, brief, is_forecast, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -38,7 +44,9 @@ from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
+from tuner.planner.knowledge import learned
 from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
+from tuner.results.summary import summary_of
 from tuner.store import open_store
 from tuner.text import count_text, duration_text, moment_text, read_tokens, show, size_text
 
@@ -87,7 +95,8 @@ def show_asked(
     tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
-    found = ways_out(study.question, study.limits) if nothing_fits else ()
+    of_file = asked.from_file is not None
+    found = ways_out(study.question, study.limits, of_file=of_file) if nothing_fits else ()
     if asked.json:
         shown = {**answered.as_json, **(more or {})}
         shown |= {"beside": answered.beside} if answered.beside else {}
@@ -102,7 +111,7 @@ def show_asked(
     if not asked.quiet:
         show_table(console, study, suggestion, "the best found" if keep else "the answer")
     answered.write()
-    for path, texts in answered.beside.items():
+    for path, texts in answered.beside.items() if asked.why else ():
         for index, text in enumerate(texts):
             said, _, pasted = text.partition("\n")
             paragraphs(console, [said], "" if index else f"Beside {path}")
@@ -116,10 +125,20 @@ def show_asked(
         console.print()
     written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
     more = {"written": written, "page": page, "then": then, "keep": keep, "whole": asked.why}
+    more["by_script"] = tuple(_by_script(answered))
     show_answer(console, study, suggestion, tokens, **more)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
     return report(why, as_json=False)
+
+
+def _by_script(answered: Answered) -> Iterator[str]:
+    """What must be done beside the files that are written: a sentence, or how several are shown."""
+    names = {str(target.path): target.format_name for target in answered.targets}
+    for path, texts in answered.beside.items():
+        argv = ("tuner", "export", answered.suggestion.study_id, names[path])
+        several = f"in SCRIPT.py do what {path} cannot say: {shlex.join(argv)} shows how"
+        yield texts[0] if len(texts) == 1 else several
 
 
 def show_study(asked: ShowAsked) -> int:
@@ -139,7 +158,8 @@ def show_study(asked: ShowAsked) -> int:
         )
         return 0
     console = stdout_console()
-    console.print(facts_grid(_study_facts(study)))
+    state = summary_of(study, suggestion).shown_state
+    print_facts(console, _study_facts(study, state))
     console.print()
     show_table(console, study, suggestion)
     noted = [(p, note) for p in study.probes if p.measurement for note in p.measurement.notes]
@@ -162,7 +182,7 @@ def show_study(asked: ShowAsked) -> int:
     return 0
 
 
-def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
+def _study_facts(study: Study, state: str) -> Iterator[tuple[str, str]]:
     question, limits = study.question, study.limits
     yield "Question", question_text(question)
     if (script := question.script) is not None:
@@ -184,11 +204,11 @@ def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
         f"{'' if usual else f'; sampler {limits.sampler}'}",
     )
     asked = f"asked {moment_text(study.created_at)}, last {moment_text(study.asked_at)} UTC"
-    yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"
+    yield "State", f"{state}{f' ({study.reason})' if study.reason else ''}; {asked}"
 
 
 def _named(probe: Probe) -> str:
-    return f"{probe_word(probe.request.fidelity).capitalize()} #{probe.id}"
+    return probe_name(probe).capitalize()
 
 
 def show_logs(console: Console, probe: Probe) -> None:
@@ -210,7 +230,8 @@ def show_table(
     runs, what they predict. ``best_is`` says what its mark is of.
     """
     best, is_predicted = suggestion.best, study.limits.fidelity not in PROBED
-    rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
+    mine = study.at(study.limits.fidelity)
+    rows = fastest_first(rows_of(mine, None if is_predicted else learned(study)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
         rows = tuple(sorted(rows, key=lambda row: row.settings != chosen))
@@ -281,6 +302,7 @@ def show_answer(
     tokens: float | None = None,
     *,
     written: Sequence[str] = (),
+    by_script: Sequence[str] = (),
     page: str = "",
     then: str = "",
     keep: str = "",
@@ -304,7 +326,7 @@ def show_answer(
 
     end = [
         line
-        for title, text in _ends(study, suggestion, written, page, then)
+        for title, text in _ends(study, suggestion, written, by_script, page, then)
         for line in block(title, [text])
     ]
     if suggestion.best is None:
@@ -332,10 +354,16 @@ def show_answer(
 
 
 def _ends(
-    study: Study, suggestion: Suggestion, written: Sequence[str], page: str, then: str
+    study: Study,
+    suggestion: Suggestion,
+    written: Sequence[str],
+    by_script: Sequence[str],
+    page: str,
+    then: str,
 ) -> Iterator[tuple[str, str]]:
     """What was written, how to launch it, where the rest is, what it all cost, and why no more."""
     yield from (("Written", path) for path in written)
+    yield from (("First", text) for text in by_script)
     if then:
         yield "Next", then
     elif suggestion.launch["argv"]:
@@ -344,7 +372,8 @@ def _ends(
             if path not in written:
                 name = formats.get(path, TEMPLATE)
                 argv = ("tuner", "export", suggestion.study_id, name, "--write", path)
-                yield "First", shlex.join(argv)
+                says = "  (it says what SCRIPT.py must do)" if name == "trainer" else ""
+                yield "First", f"{shlex.join(argv)}{says}"
         if not suggestion.launch["files"] and "SCRIPT.py" in suggestion.launch["argv"]:
             # torchrun takes no file: the user's script imports the settings
             name = FORMATS["torch"].file_name
@@ -369,7 +398,7 @@ def _ends(
 def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) -> None:
     """Says that nothing fits, and what would."""
     console.print()
-    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:]}."))
+    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:].removesuffix('.')}."))
     if found:
         console.print()
         rows = [

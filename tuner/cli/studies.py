@@ -29,14 +29,31 @@ NARROWEST_REASON = 20
 
 
 def list_studies(label: Several = None, json: bool = False, db: Text = None) -> int:
-    from tuner.core.study import parse_labels
+    from tuner.core.measurement import PROBED, Outcome
+    from tuner.core.study import StudyState, parse_labels
     from tuner.store import open_store
 
     wanted = parse_labels("label", label or ())
     found: Sequence[StudySummary] = ()
+    states: dict[str, str] = {}
     if is_there(db):  # where nothing was ever asked, that is no error
         with open_store(db, create=False) as store:
             found = store.studies(MOST, labels=wanted)
+            ids = [one.id for one in found]
+            statuses, kept = store.statuses(ids), store.summaries(ids)
+        states = {
+            one.id: "no answer"
+            for one in found
+            if one.state is StudyState.DONE
+            and one.fidelity in PROBED
+            and Outcome.OK not in one.probes
+        }
+        states |= {
+            name: str(line.content["shown_state"])
+            for name, line in kept.items()
+            if name in statuses and line.newest_event >= statuses[name].newest_event
+            if "shown_state" in line.content  # which an older version did not write
+        }
     if json:
         listed = [
             {
@@ -67,7 +84,7 @@ def list_studies(label: Several = None, json: bool = False, db: Text = None) -> 
         Column("study", [one.id for one in found]),
         Column("model", [one.model_name[:LONGEST_NAME] for one in found]),
         Column("cluster", [one.cluster_name for one in found]),
-        Column("state", [str(one.state) for one in found]),
+        Column("state", [states.get(one.id, str(one.state)) for one in found]),
         Column("probes", [str(sum(one.probes.values())) for one in found], is_number=True),
         Column("asked (UTC)", [moment_text(one.asked_at) for one in found]),
     ]

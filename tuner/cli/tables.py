@@ -12,13 +12,14 @@ from tuner.core.configuration import KNOBS, Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import RAN, Outcome
 from tuner.core.quantity import Quantity
-from tuner.core.words import speed_text
+from tuner.core.words import number_text, speed_text
 from tuner.explain.brief import BASES
 from tuner.results.points import differing, knob_texts, outcome_text
 from tuner.text import size_number, size_text, size_unit, time_text
 
 # Outcomes that would make the table too wide, or read like a failure.
 SHORT: Mapping[str, str] = {
+    Outcome.OOM: "oom",
     Outcome.COMMUNICATION_ERROR: "comm error",
     Outcome.STOPPED_EARLY: "ended early",
 }
@@ -33,7 +34,7 @@ def probes_table(
     best: Settings | None = None,
 ) -> Table:
     """The probes as a table, in the order that they come in."""
-    unit, divisor = size_unit(max((row.expected_bytes for row in rows), default=0))
+    unit, divisor = size_unit(max((row.expected_bytes for row in rows), default=0) or GIB)
 
     def memory(row: Evaluation) -> str:
         if row.needed_bytes.value is None:
@@ -49,15 +50,15 @@ def probes_table(
             return "bold green"
         return "cyan" if row.outcome is None else "" if row.outcome in RAN else "red"
 
-    ids = ["*" * (row.settings == best) + ",".join(map(str, row.probe_ids)) for row in rows]
+    ids = ["*" * (row.settings == best) + ",".join(map(number_text, row.probe_ids)) for row in rows]
     speeds = [speed_text(row.tokens_per_s_per_gpu.value) for row in rows]
-    ended = [outcome_text(row) for row in rows]
+    ended = [SHORT.get(row.outcome or "", outcome_text(row)) for row in rows]
     columns = [
         Column("probe", ids, is_number=True),
         *knob_columns([row.settings for row in rows], knobs),
         Column(f"needed\n{unit}", [memory(row) for row in rows], is_number=True),
         Column(f"tokens/s\nper {per}", speeds, is_number=True),
-        Column("outcome", [SHORT.get(one, one) for one in ended]),
+        Column("outcome", ended),
     ]
     for column in (
         Column("step\ns", [time_text(row.step_time_s.value) for row in rows], is_number=True),

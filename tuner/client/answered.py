@@ -22,7 +22,7 @@ from tuner.core.study import OPEN, ProbeState, Question, Study
 from tuner.core.words import (
     describe,
     memory_range_text,
-    probe_word,
+    probe_name,
     rank_word,
     rate_text,
     seconds_text,
@@ -293,7 +293,7 @@ class PlainLines:
 
     def __init__(self, study: Study, say: Say) -> None:
         self._known = {probe.id for probe in study.probes if probe.state is ProbeState.DONE}
-        self._before = len(self._known)
+        self._ended = 0
         self._say = say
 
     def __enter__(self) -> Self:
@@ -307,11 +307,13 @@ class PlainLines:
         for probe in study.probes:
             if probe.state is ProbeState.DONE and probe.id not in self._known:
                 self._known.add(probe.id)
-                number = len(self._known) - self._before
+                # Dry runs on the way to what was asked for are of no budget.
+                is_asked = probe.request.fidelity is study.limits.fidelity
+                self._ended += is_asked
+                count = f" ({of_most(self._ended, study)})" if is_asked else ""
                 row = rows_of(replace(study, probes=(probe,)))[0]  # without its repetitions
                 found = f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"
-                noun = probe_word(probe.request.fidelity)
-                self.note(f"{noun} {of_most(number, study)}: {found}")
+                self.note(f"{probe_name(probe)}{count}: {found}")
 
     def note(self, text: str) -> None:
         self._say(text)

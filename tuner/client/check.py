@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,6 @@ from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Headroom, Limits
 from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.launchfiles import trainer
-from tuner.launchfiles.fields import Found
 from tuner.launchfiles.files import LARGEST_BYTES, READERS, Opened, open_file, read_text
 from tuner.results.points import Evidence
 from tuner.store import Store, open_store
@@ -187,22 +187,36 @@ def sent_of(given: Any) -> tuple[Opened, dict[str, Any]]:
     return opened, beside
 
 
-def with_study(opened: Opened, store: Store) -> Found:
-    """Completes what a file says with the question of the study that it names, if that is here."""
+@contextmanager
+def with_study(opened: Opened, db: str | None) -> Iterator[Opened]:
+    """Completes what a file says with the question of the study that it names, if that is here;
+    else what is missing then says so."""
     found = opened.found
     named = trainer.told_by_name(opened.values) if found.format_name == trainer.NAME else None
     if found.told is not None or named is None:
-        return found
+        yield opened
+        return
+    unknown = ""
     try:
-        question = store.study(named[0]).question
+        with open_store(db) as store:
+            question = store.study(named[0]).question
     except UsageError:
         unknown = f"study {named[0]}, which the file names, is not in this database"
-        return replace(found, notes=(*found.notes, unknown))
-    knobs: dict[str, Any] = {**found.knobs, **named[1]}
-    if "tp_size" in named[1]:
-        shards = named[1]["tp_size"] < question.cluster.world_size
-        knobs["sharding"] = str(Sharding.FULL_SHARD if shards else Sharding.DDP)
-    return replace(found, told=(question, Settings.from_dict(knobs)))
+        found = replace(found, notes=(*found.notes, unknown))
+    else:
+        knobs: dict[str, Any] = {**found.knobs, **named[1]}
+        if "tp_size" in named[1]:
+            shards = named[1]["tp_size"] < question.cluster.world_size
+            knobs["sharding"] = str(Sharding.FULL_SHARD if shards else Sharding.DDP)
+        found = replace(found, told=(question, Settings.from_dict(knobs)))
+    try:
+        yield replace(opened, found=found)
+    except UsageError as error:
+        if error.given is not None or not unknown:
+            raise
+        *others, last = error.errors
+        told = UsageError(last.field, None, f"{last.allowed}; {unknown}")
+        raise all_of([*others, told]) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,17 +335,10 @@ def check_file(
 ) -> Checked:
     """The same of a file at ``path`` that was read; ``given`` is what it does not say."""
     with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
-        found = with_study(opened, store)
-        try:
-            case = case_of(found, given, place_of(path).parent)
-        except UsageError as error:
-            if error.given is not None or found.notes == opened.found.notes:
-                raise
-            *others, last = error.errors
-            told = UsageError(last.field, None, f"{last.allowed}; {found.notes[-1]}")
-            raise all_of([*others, told]) from error
+        with with_study(opened, db) as told:
+            case = case_of(told.found, given, place_of(path).parent)
         dry_runs.prepare([case])
-        return check_case(store, found.format_name, case, dry_runs.of(case))
+        return check_case(store, told.found.format_name, case, dry_runs.of(case))
 
 
 def check_case(store: Store, format_name: str, case: Case, finding: Finding) -> Checked:

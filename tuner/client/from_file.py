@@ -17,7 +17,7 @@ from pydantic import Field, create_model
 from tuner.catalog.versions import version_table
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, sent_of
+from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, sent_of, with_study
 from tuner.client.files import FileSays, asked_of, case_of, place_of, with_liger
 from tuner.client.parts import FrameworkField
 from tuner.client.place import place_here
@@ -51,7 +51,8 @@ from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, edited_lines, open_file, read_text, syntax_of
 from tuner.launchfiles.fsdp import of_fsdp1
-from tuner.planner.ranking import LIGHTER, indistinguishable, near
+from tuner.planner.ranking import indistinguishable, is_lighter, near
+from tuner.space import enumerate_space
 from tuner.store import Store
 from tuner.text import show
 
@@ -71,6 +72,8 @@ class FileQuestion:
     request: RequestHere
     beside: Mapping[str, Any]
     """What was said beside the file."""
+    restricted: Mapping[str, Any]
+    """Values that were allowed beside it, by knob."""
 
     @property
     def by_script(self) -> frozenset[str]:
@@ -95,11 +98,12 @@ def read_question(
     own = BESIDE_A_FILE | {"settings"}
     beside = {name: one for name, one in given.items() if name in own | limits}
     more = {name: one for name, one in given.items() if name not in own}
-    found = opened.found
-    says = found.told is not None or "cluster" in found.may
-    if beside.get("cluster") is None and not (says and more.get("fidelity") == Fidelity.PREDICTED):
-        beside = {**beside, "cluster": "local"}  # where it is probed
-    asked = asked_of(found, beside, where.parent)
+    with with_study(opened, db) as opened:
+        says = opened.found.told is not None or "cluster" in opened.found.may
+        predicted = more.get("fidelity") == Fidelity.PREDICTED
+        if beside.get("cluster") is None and not (says and predicted):
+            beside = {**beside, "cluster": "local"}  # where it is probed
+        asked = asked_of(opened.found, beside, where.parent)
     values = _arguments(opened, asked)
 
     def made(knobs: Mapping[str, Any]) -> RequestHere:
@@ -109,9 +113,15 @@ def read_question(
         place_here(request, db).space  # noqa: B018  (which may be empty)
         return request
 
-    request, asked = _with_knobs(opened, asked, more.get("knobs") or {}, made)
+    restricted = more.get("knobs") or {}
+    request, asked = _with_knobs(opened, asked, restricted, made)
     return FileQuestion(
-        path=where.expanduser(), opened=opened, asked=asked, request=request, beside=beside
+        path=where.expanduser(),
+        opened=opened,
+        asked=asked,
+        request=request,
+        beside=beside,
+        restricted=restricted,
     )
 
 
@@ -249,7 +259,7 @@ def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: floa
         one
         for one in suggestion.alternatives
         if one.fits_surely and near(one, best, tolerance)
-        if one.most_bytes * (1 - LIGHTER) <= best.most_bytes
+        if not is_lighter(best, one)
         if (one.known_from, one.guard.verdict) == (best.known_from, best.guard.verdict)
     ]
     return min((best, *tied), key=changed)  # the best itself where several change as many
@@ -359,6 +369,15 @@ def beside_file(question: FileQuestion, asked: Question, best: Settings) -> str:
         if known.get(name) != value
     )
     return ", ".join(changed)
+
+
+def left_out(question: FileQuestion, asked: Question) -> dict[str, list[Any]]:
+    """Values by knob that would have been looked at, had the file a field that says them."""
+    own = {name: asked.knobs[name] for name in question.restricted if name in asked.knobs}
+    legal = enumerate_space(replace(asked, knobs=own)).legal
+    values = {name: {getattr(one, name) for one in legal} for name in asked.knobs}
+    found = {name: sorted(values[name].difference(asked.knobs[name])) for name in values}
+    return {name: found[name] for name in found if found[name] and name not in own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

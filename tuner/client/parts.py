@@ -35,9 +35,9 @@ from tuner.client.values import (
     MOST_VALUES,
     NotCoveredError,
     default_sizes,
+    is_misspelled,
     model_note,
     read_model,
-    uncovered_gpu,
     uncovered_model_type,
 )
 from tuner.core.adapter import QUANTIZED, Adapter, AdapterMethod, Quantize
@@ -370,10 +370,12 @@ def _read_gpu(value: Any, info: ValidationInfo) -> Any:
 
 def _maybe_uncovered(error: UsageError, info: ValidationInfo) -> UsageError:
     """A name that is no mistake of spelling is of a GPU that nothing is known of."""
-    is_unknown = isinstance(error, UnknownNameError) and not is_here(info)
     name = re.sub(r"^(\d+x)+", "", str(error.given).strip())  # of a cluster as it is spelled
-    reason = uncovered_gpu(name, gpu_kinds()) if is_unknown else ""
-    return NotCoveredError(error.field, error.given, reason) if reason else error
+    if not isinstance(error, UnknownNameError) or is_here(info) or is_misspelled(name, gpu_kinds()):
+        return error
+    uncovered = NotCoveredError(error.field, error.given, error.allowed)
+    uncovered.nearest = error.nearest
+    return uncovered
 
 
 class ClusterGiven(Part):

@@ -142,7 +142,7 @@ def _probe(values: Mapping[str, Any]) -> Probe:
         emulation = replace(measurement.emulation, phases_s={})
         measurement = replace(measurement, emulation=emulation)
     return Probe(
-        id=values["id"],
+        id=values["number"],
         request=ProbeRequest(
             settings=Settings.from_dict(values["settings"]),
             fidelity=Fidelity(values["fidelity"]),

@@ -196,6 +196,9 @@ class NotCoveredError(UsageError):
     A prediction answers it with that reason; a question is refused for it.
     """
 
+    nearest: Sequence[str] | None = None
+    """Names of the catalogue that are like that of a GPU."""
+
 
 def uncovered_model_type(model_type: object, task: Task = Task.CAUSAL_LM) -> str:
     """Why a type is not covered; empty for one that is, or that is no type at all."""
@@ -212,8 +215,8 @@ def uncovered_model_type(model_type: object, task: Task = Task.CAUSAL_LM) -> str
     return f"model type {shown!r} is not covered{hint}; covered are {covered}, and {others}"
 
 
-def uncovered_gpu(name: str, known: Iterable[str]) -> str:
-    """Why a GPU that has no figures is not covered; empty for a misspelled name of the catalogue.
+def is_misspelled(name: str, known: Iterable[str]) -> bool:
+    """Tells a misspelled name of a GPU of the catalogue from one that has no figures.
 
     A name is misspelled when it is like a known one and has the same numbers: ``h100-80bg`` is,
     ``h300`` and ``b300`` are other products.
@@ -222,11 +225,8 @@ def uncovered_gpu(name: str, known: Iterable[str]) -> str:
     for one in known:
         same_numbers = re.sub(r"[^0-9]", "", shown) == re.sub(r"[^0-9]", "", one)
         if same_numbers and SequenceMatcher(None, shown.lower(), one).ratio() >= TYPO:
-            return ""
-    return (
-        f"GPU {shown!r} is not in the catalogue and comes without figures; give it as an object"
-        " with name, memory_bytes and rates"
-    )
+            return True
+    return False
 
 
 # Values of a knob that may be allowed.

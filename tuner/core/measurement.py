@@ -44,6 +44,11 @@ class Outcome(StrEnum):
     WORKER_LOST = "worker_lost"  # its worker vanished, as often as it was tried
     CANCELLED = "cancelled"  # somebody asked for it
 
+    @property
+    def words(self) -> str:
+        """The outcome as people read it: ``host out of memory`` of ``host_oom``."""
+        return self.replace("_", " ").replace("oom", "out of memory")
+
 
 # How often a probe is attempted once more after an outcome that may be an accident.
 TRIED_AGAIN: Mapping[Outcome, int] = dict.fromkeys(

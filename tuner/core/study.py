@@ -392,7 +392,9 @@ class ProbeRequest:
 class Probe:
     """A probe of a study as the store knows it."""
 
-    id: int  # its number within its study, from 1, as people know it
+    id: int
+    """Its number within its study, as people know it: 1, 2, ... of probes, and -1, -2, ... of dry
+    runs, which :func:`tuner.core.words.number_text` writes as ``d1``."""
     request: ProbeRequest  # what is tried
     state: ProbeState  # where it stands
     memory_limit_bytes: int | None = None
@@ -403,7 +405,6 @@ class Probe:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "id": self.row_id,
             "number": self.id,
             "settings": self.request.settings.as_dict(),
             "fidelity": str(self.request.fidelity),
@@ -464,7 +465,7 @@ class Study:
         """Its probes as they were done, whichever was asked for first; then those that are not."""
 
         def when_done(probe: Probe) -> tuple[bool, str, int]:
-            return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
+            return probe.state is not ProbeState.DONE, probe.finished_at or "", abs(probe.id)
 
         return tuple(sorted(self.probes, key=when_done))
 
@@ -480,7 +481,7 @@ class Study:
         before = self.in_order[: self.probes_before]
         return replace(
             self,
-            probes=tuple(sorted(same, key=lambda probe: probe.id)),
+            probes=tuple(sorted(same, key=lambda probe: abs(probe.id))),
             probes_before=sum(probe.request.fidelity is fidelity for probe in before),
         )
 

@@ -7,7 +7,7 @@ from tuner.core.configuration import BATCH, Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Quantity
-from tuner.core.study import Question
+from tuner.core.study import Probe, Question
 from tuner.text import size_number, size_text, size_unit
 
 # Probes, or studies, that one sentence names.
@@ -37,6 +37,11 @@ def describe_class(settings: Settings) -> str:
 def probe_word(fidelity: Fidelity) -> str:
     """``probe``, or ``dry run`` of what runs no step."""
     return "dry run" if fidelity is Fidelity.PREDICTED else "probe"
+
+
+def probe_name(probe: Probe) -> str:
+    """``probe #3``, or ``dry run #d3``."""
+    return f"{probe_word(probe.request.fidelity)} {probes_text([probe.id])}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -86,9 +91,14 @@ def listed(items: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def number_text(number: int) -> str:
+    """``3`` of a probe, or ``d3`` of a dry run, which are counted apart."""
+    return str(number) if number > 0 else f"d{-number}"
+
+
 def probes_text(ids: Iterable[int]) -> str:
-    """``#3`` or ``#3, #9``."""
-    return ", ".join(f"#{number}" for number in ids)
+    """``#3``, or ``#3, #9``, or ``#d1`` of a dry run."""
+    return ", ".join(f"#{number_text(number)}" for number in ids)
 
 
 def _direction(ratio: float) -> str:
@@ -143,11 +153,11 @@ def sizes_text(quantity_gib: Quantity) -> str:
 def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> str:
     """Says what the configuration that needs least needs, where nothing fits, and which it is."""
     if least.basis is None:
-        known, size, basis = "known", least.most_bytes, f"probe #{least.probes[0].id}"
+        known, size, basis = "known", least.most_bytes, f"probe {probes_text(least.probe_ids[:1])}"
     else:
         known = "rehearsed" if least.is_rehearsed else "predicted"
         size, basis = least.expected_bytes, "by arithmetic"
-        basis = f"probe #{least.probes[0].id}" if least.probes else basis
+        basis = f"probe {probes_text(least.probe_ids[:1])}" if least.probes else basis
     more = "at least " if least.at_least else ""
     whose = f", of {describe(least.settings)} ({basis})" if named else ""
     return (

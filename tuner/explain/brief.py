@@ -106,6 +106,16 @@ def scale(question: Question, best: Evaluation, tokens: float | None = None) -> 
     return Scale(devices=devices, tokens_per_s=total, mfu=mfu, tokens=tokens, days=days)
 
 
+def whole_text(question: Question, best: Evaluation) -> str:
+    """``8 GPUs: 310,339 tokens/s, MFU 42%``; empty where one device says it all."""
+    found = scale(question, best)
+    if found.tokens_per_s.value is None or (found.devices == 1 and not found.mfu.value):
+        return ""
+    counted = count_text(found.devices, rank_word(question))
+    mfu = f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
+    return f"{counted}: {speed_text(found.tokens_per_s.value)} tokens/s{mfu}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brief:
     """An answer in brief: lines, the most important first."""
@@ -205,10 +215,8 @@ def _answer(
     yield f"{rate_text(speed, per)}, {step_text}"
     yield memory_range_text(best, per)
     yield _provenance(best, question)
-    if found.devices > 1 or found.mfu.value:
-        line = f"{count_text(found.devices, per)}: {speed_text(found.tokens_per_s.value)} tokens/s"
-        line += f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
-        yield line
+    if whole := whole_text(question, best):
+        yield whole
     if found.days.value is not None:
         low, high = (
             rough_duration_text((one or 0.0) * DAY_S) for one in (found.days.low, found.days.high)
@@ -247,16 +255,20 @@ def _why(
 ) -> Iterator[str]:
     if fact := facts.get("tied_with_fastest"):
         yield tied_text(fact, best)
-    elif fact := facts.get("tied_with_others"):
+    tied = set[int]()
+    if fact := facts.get("tied_with_others"):
+        tied, second = {*fact["probes"]}, facts.get("next_best", {}).get("second", {})
+        others = [one for one in fact["probes"] if one not in second.get("probes", ())]
         more = f" and {fact['more']} more" if fact["more"] else ""
-        is_one = len(fact["probes"]) == 1 and not fact["more"]
-        lighter = "is no lighter" if is_one else "are no lighter"
-        yield f"As fast as {probes_text(fact['probes'])}{more}, which {lighter}."
+        if others or more:
+            lighter = "is no lighter" if len(others) == 1 and not more else "are no lighter"
+            yield f"As fast as {probes_text(others)}{more}, which {lighter}."
     if fact := facts.get("next_best"):
         second, change = fact["second"], fact["change"]
         if isinstance(change, Mapping):
             change = change["ratio"]
-        yield f"Second: {_other(second, best, change)}."
+        untold = "; their runs do not tell the two apart" if tied & {*second["probes"]} else ""
+        yield f"Second: {_other(second, best, change)}{untold}."
     elif "no_other" in facts:
         yield "Nothing else that fits was timed to the end."
     if fact := facts.get("adapter_trained"):
@@ -266,12 +278,9 @@ def _why(
     if fact := facts.get("tuning_paid"):
         yield from _paid(fact, best)
     if fact := facts.get("lighter"):
-        other, spared = (
-            differing_text(fact["least"]["settings"], best.settings),
-            fact["spared_bytes"],
-        )
-        takes = change_text(fact["ratio"])
-        yield f"Lighter: {other} spares {size_text(spared)}, and takes {takes}."
+        other, takes = differing_text(fact["least"]["settings"], best.settings), fact["ratio"]
+        spared = size_text(fact["spared_bytes"])
+        yield f"Lighter: {other} spares {spared}, and takes {change_text(takes)}."
     if fact := facts.get("memory_peak"):
         parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
         yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
@@ -347,9 +356,13 @@ def _rank(step: Quantity, beside: Sequence[Evaluation]) -> str:
     lead = min(steps) / step.value - 1 if steps and step.value else 0.0
     if step.provenance is not Provenance.PREDICTED or lead < LEAST_LEAD:
         return "Speeds are a ranking"
+    return f"A predicted lead of {share_text(lead)} {real_text(lead)}"
+
+
+def real_text(lead: float) -> str:
+    """``was real 61 times in 100 in published pre-training``: of predicted leads so large."""
     times = 100 * next(share for least, share in REAL_LEADS.items() if lead >= least)
-    said = f"A predicted lead of {share_text(lead)} was real {times:.0f} times in 100"
-    return f"{said} in published pre-training"
+    return f"was real {times:.0f} times in 100 in published pre-training"
 
 
 def _sure(
@@ -387,9 +400,9 @@ def _sure(
         else:
             took = rough_duration_text(fact["wall_s"])
             more = f"{count_text(count, 'more probe')} ({took})"
-            runs = f"; --max-probes {most} runs them" if fact.get("is_spent", True) else ""
+            runs = f"; --max-probes {most} allows {most} more" if fact.get("is_spent", True) else ""
             if not runs and study.state not in OPEN:
-                runs = "; a smaller --tolerance looks on"
+                runs = "; a smaller --tolerance asks for more"
             yield f"{more} {gain}{runs}."
     elif "nothing_left" in facts:
         yield "Nothing is left to probe."

@@ -115,7 +115,8 @@ def failure_text(probe: Probe) -> str:
 def ended_text(probe: Probe, settings: str) -> str:
     assert probe.measurement is not None
     detail = f", {probe.measurement.detail}" if probe.measurement.detail else ""
-    return f"{settings} ended as {probe.measurement.outcome}{detail} (probe #{probe.id})"
+    ended = probe.measurement.outcome.words
+    return f"{settings} ended as {ended}{detail} (probe {probes_text([probe.id])})"
 
 
 def sentence(text: str) -> str:

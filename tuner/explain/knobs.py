@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from tuner.catalog.gpus import MIB
 from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.words import listed, seconds_text
@@ -48,7 +49,8 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         if elsewhere is not None:
             yield knob_changes("knob_probed", [elsewhere])
             told.add(knob)
-    changes = []
+    changes, question = [], known.study.question
+    arithmetic_counts = question.script is None and question.workload.has_arithmetic
     for knob in (one for one in CHOSEN if one not in told):
         is_size, groups = KNOBS[knob].kind is int, known.space.differing_in(knob)
         # For all but sizes a knob acts where it alone can be changed.
@@ -58,10 +60,14 @@ def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> 
         values = sorted(set().union(*groups.values()) - {mine})
         if is_size:  # the nearest
             values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
-        changes += [
-            KnobChange(knob=knob, value=value, instead_of=mine, step=change, pairs=count)
-            for value, change, count in expectation.effects(best.settings, knob, values)
-        ]
+        for value, other, step, count in expectation.effects(best.settings, knob, values):
+            one = KnobChange(knob=knob, value=value, instead_of=mine, step=step, pairs=count)
+            if other is not None and arithmetic_counts:
+                needed = expectation.needed_bytes(other, best)
+                spent = round((needed - best.expected_bytes) / MIB) * MIB
+                fits = needed <= known.limit_bytes
+                one = replace(one, needed_bytes=needed, memory_bytes=spent, fits=fits)
+            changes.append(one)
     if changes:
         changes.sort(key=_largest_first)
         more = {"grounds": expectation.grounds, "others_are_known": bool(told)}
@@ -162,8 +168,10 @@ def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyK
             value=getattr(group[0].settings, knob),
             low_s=min(f.seconds for f in group),
             high_s=max(f.seconds for f in group),
-            probes=tuple(sorted(number for one in group for number in one.probe_ids)),
-            early=tuple(sorted(n for one in group if one.ended_early for n in one.probe_ids)),
+            probes=tuple(sorted((n for one in group for n in one.probe_ids), key=abs)),
+            early=tuple(
+                sorted((n for one in group if one.ended_early for n in one.probe_ids), key=abs)
+            ),
         )
         for group in groups
     )
@@ -195,8 +203,8 @@ class _Pairs:
     def differing(self, best: Settings, knob: str) -> list[Settings]:
         """Probed configurations that differ from ``best`` in ``knob`` only, the global batch
         kept."""
-        space = self.known.space
-        places = space.differing_in(knob)[OTHERS_CHOSEN[knob](best)].values()
+        space, framework = self.known.space, self.known.study.question.framework
+        places = space.changed(best, knob, puts_off=framework.puts_off).values()
         found = (space.legal[place] for place in places)
         return [one for one in found if one != best and one in self._probed]
 

@@ -56,11 +56,12 @@ from tuner.planner.dry_runs import as_predicted, leading
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, finished, last_failure, learned
 from tuner.planner.next import next_run
-from tuner.planner.ranking import Choice, near
+from tuner.planner.ranking import Choice
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
 from tuner.planner.sizing import awkward_batch
 from tuner.planner.spending import TRAINS_WRONGLY, spent
+from tuner.space.rules import why_only_ddp
 from tuner.text import size_text
 
 
@@ -171,7 +172,7 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
             in_short = what_is_needed(study, named=False) or known.unknown
             why = in_short or " ".join(suggestion.explanation[1:2]) or why
         if needed:
-            return NothingFitsError(f"nothing fits: {why}")
+            return _nothing_fits(study, f"nothing fits: {why}")
         if is_forecast(study, suggestion):
             why = f"{study.reason}. What is suggested is predicted."
             return ProbeError(f"study {study.id} has no {fidelity} answer: {why}")
@@ -190,8 +191,14 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
     if {Outcome.OOM, Outcome.OK} & suggestion.probes.keys():
         # A study whose budget was spent first has configurations that were not tried.
         what = "nothing" if study.state is StudyState.FAILED else "nothing that was probed"
-        return NothingFitsError(f"{what} fits: {why}")
+        return _nothing_fits(study, f"{what} fits: {why}")
     return ProbeError(f"study {study.id} has no {fidelity} answer: {why}")
+
+
+def _nothing_fits(study: Study, text: str) -> NothingFitsError:
+    """With the reason where nothing could be sharded, which would have made it fit."""
+    why = why_only_ddp(study.question)
+    return NothingFitsError(f"{text.removesuffix('.')}; {why}" if why else text)
 
 
 # Price in speed up to which a lighter configuration is told: about twice the median error of speeds
@@ -312,8 +319,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     # Other micro-batches of the same layout are much alike.
     layout = best.settings.layout
     for second in known.fitting:
-        is_other = second.settings.layout != layout
-        if second.seconds > best.seconds and is_other and not near(best, second, tolerance):
+        if second.seconds > best.seconds and second.settings.layout != layout:
             yield facts.next_best(second, second.seconds / best.seconds)
             break
     leader = leading(known)
@@ -496,7 +502,7 @@ def _failures(known: Forecast) -> Iterator[Fact]:
         )
     for failed, is_accident in ((known.refused, False), (known.accidents, True)):
         if failed:
-            probes = tuple(sorted(failed.values(), key=lambda probe: probe.id))
+            probes = tuple(sorted(failed.values(), key=lambda probe: abs(probe.id)))
             yield facts.failed(probes, Fidelity.PREDICTED, is_accident=is_accident)
 
 

@@ -37,7 +37,7 @@ from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
 from tuner.planner.ranking import LIGHTER, Choice, complexity
 from tuner.planner.spending import cost, devices_held, spent
-from tuner.planner.step_times import change_between, change_of, compared, fair
+from tuner.planner.step_times import change_between, compared, fair
 from tuner.planner.timing import SHORT_COUNTS
 from tuner.search.gain import HOPEFUL, gain_of_more
 from tuner.space import enumerate_space
@@ -111,8 +111,8 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield fact(
             "tied_with_others",
             f"Its speed cannot be told apart from that of {probes_text(named)}"
-            f"{f' and {more} more' if more else ''}, none of which is lighter by {LIGHTER:.0%} or"
-            " more.",
+            f"{f' and {more} more' if more else ''}, none of which is lighter by {LIGHTER:.0%} of"
+            " the limit or more.",
             probes=named,
             more=more,
             lighter=LIGHTER,
@@ -199,9 +199,8 @@ def _paid(known: Knowledge, best: Evaluation, expectation: Expectation) -> Itera
     if rule != best.settings and found is not None:
         change = change_between(timed[best.settings], found)
     elif rule != best.settings:
-        believed, grounds = expectation.seconds(rule), expectation.grounds
-        assert believed.value is not None
-        change, rule_s = change_of(best.step_time_s, believed), believed.value
+        change, grounds = expectation.change(best.settings, rule), expectation.grounds
+        rule_s = best.seconds * change.ratio
     probes, ended_early = found.probe_ids if found else (), found is not None and found.ended_early
     took, against = rough_duration_text(spent.wall_s), f"the rule of thumb ({RULE})"
     took += f" and {spent.device_s:,.0f} device-seconds" if spent.device_s else ""
@@ -238,11 +237,11 @@ def failures(known: Knowledge) -> Iterator[Fact]:
     def ran_out(probe: Probe) -> str:
         oom = probe.measurement.oom if probe.measurement else None
         where = f" in {oom.phase}, needing at least {size_text(oom.needed_bytes)}" if oom else ""
-        return f"{describe(probe.request.settings)}{where} (probe #{probe.id})"
+        return f"{describe(probe.request.settings)}{where} (probe {probes_text([probe.id])})"
 
     def slow(probe: Probe, seconds: float | None) -> str:
         taken = "" if seconds is None else f", about {seconds_text(seconds)} for a step"
-        return f"{describe(probe.request.settings)}{taken} (probe #{probe.id})"
+        return f"{describe(probe.request.settings)}{taken} (probe {probes_text([probe.id])})"
 
     if oom := _ended_as(done, {Outcome.OOM}):
         text = f"Out of memory: {few_text(map(ran_out, oom))}."

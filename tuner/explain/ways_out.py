@@ -7,9 +7,11 @@ from itertools import chain, combinations, islice, product
 from math import ceil
 from typing import Any
 
+from tuner.catalog.versions import version_table
 from tuner.core.adapter import Adapter, AdapterMethod, Quantize
 from tuner.core.cluster import MOST_NODES, Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.study import Limits, Question
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.memory.optimizers import state_bytes
@@ -19,7 +21,7 @@ from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.planner.sizing import parts_of
 from tuner.space import divisors, legal_settings
-from tuner.space.rules import fixed_by_framework, logits_matter, possible
+from tuner.space.rules import fixed_by_framework, logits_matter, possible, why_only_ddp
 from tuner.text import show
 
 # Larger clusters that are looked at, from the first on that may have room.
@@ -90,6 +92,7 @@ class WayOut:
 class _Change:
     option: str
     workload: Mapping[str, Any] = field(default_factory=dict)
+    framework: Framework | None = None
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     cluster: Cluster | None = None
 
@@ -110,6 +113,13 @@ _Kind = tuple[_Change, ...]
 
 def _kinds(question: Question) -> Iterator[_Kind]:
     """Those with a meaning for a question, in the order in which people would try them."""
+    own = question.framework
+    if own.name is FrameworkName.TRAINER and why_only_ddp(question):
+        name = FrameworkName.ACCELERATE
+        packages = version_table().frameworks[name].oldest
+        versions = {package: one for package, one in own.versions.items() if package in packages}
+        accelerate = Framework(name=name, versions=versions)
+        yield (_Change(option=f"--framework {name}", framework=accelerate),)
     work, asked = question.workload, question.knobs.get("activation_checkpointing", ("full",))
     found = ("offload",) if {*asked} & {"full", "offload"} else ("full", "offload")
     yield tuple(_of_knob("activation_checkpointing", value) for value in found)
@@ -165,7 +175,10 @@ class _Finder:
                 workload = replace(made.workload, **change.workload)
                 knobs = {**made.knobs, **change.knobs}
                 cluster = change.cluster or made.cluster
-                made = replace(made, workload=workload, cluster=cluster, knobs=knobs)
+                named = change.framework or made.framework
+                made = replace(
+                    made, workload=workload, cluster=cluster, knobs=knobs, framework=named
+                )
         except UsageError:
             return None
         found = least_need(made, self._limits, options)
@@ -203,22 +216,23 @@ class _Finder:
         return tuple(made.values())[:FEW]
 
 
-def ways_out(question: Question, limits: Limits) -> tuple[WayOut, ...]:
+def ways_out(question: Question, limits: Limits, *, of_file: bool = False) -> tuple[WayOut, ...]:
     """The few changes that make a question fit; where none does, those that come closest.
 
     Those that do alone come first: the fewest devices, then what leaves most as it was asked. Then
     pairs of which neither does alone. Nothing is known of what only dry runs know, nor of a script
-    of the user's own.
+    of the user's own. What reads a file of the user's own (``of_file``) stays.
     """
     if question.script is not None or question.workload.model.is_traced:
         return ()
     # A question's hash leaves the restrictions of its knobs out.
-    return _found(str(sorted(question.knobs.items())), question, limits)
+    return _found(str(sorted(question.knobs.items())), question, limits, of_file)
 
 
 @lru_cache(maxsize=64)
-def _found(text: str, question: Question, limits: Limits) -> tuple[WayOut, ...]:
-    finder, kinds, left = _Finder(question, limits), [*filter(None, _kinds(question))], []
+def _found(text: str, question: Question, limits: Limits, of_file: bool) -> tuple[WayOut, ...]:
+    finder, left = _Finder(question, limits), []
+    kinds = [one for one in _kinds(question) if one and not (of_file and one[0].framework)]
     few, many = _larger(question)
     more = next(
         (one for one in map(finder.tried, ((part,) for part in many)) if one and one.fits), None

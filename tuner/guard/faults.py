@@ -280,7 +280,7 @@ class Faults:
         if not failures:
             return None
         first = next((check for check in failures if check.is_own), failures[0])
-        why = f"such settings ended as {first.outcome}: {first.detail} ({first.source})"
+        why = f"such settings ended as {first.outcome.words}: {first.detail} ({first.source})"
         return Wrong(outcome=first.outcome, why=why)
 
 

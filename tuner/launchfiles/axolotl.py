@@ -37,6 +37,11 @@ def read(values: Mapping[str, Any]) -> Found:
     fields = Fields(values)
     _pass_over(fields)
     micro = fields.whole("micro_batch_size", 1) or 1
+    if values.get("val_set_size") or values.get("test_datasets"):  # else there is no evaluation
+        strategy = fields.any_of("eval_strategy", "evaluation_strategy")
+        on = () if strategy in fields else ("val_set_size", "test_datasets")
+        when = ("evals_per_epoch", "eval_steps", strategy, *on)
+        fields.pass_over_evaluation(when, "eval_batch_size", micro)
     steps = fields.whole("gradient_accumulation_steps")
     if steps is None and (whole := fields.whole("batch_size")) is not None:
         steps = max(1, whole // micro)  # of one rank, as axolotl takes it

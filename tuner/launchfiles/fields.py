@@ -2,7 +2,7 @@
 
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -17,6 +17,7 @@ from tuner.errors import UsageError, did_you_mean
 T = TypeVar("T")
 # What stands for nothing, in files that write all their fields out.
 ABSENT: tuple[object, ...] = (None, "", {}, [])
+_OFF = ("no", "false")
 # Of a whole number; launchers have none that is larger.
 LARGEST = 2**31 - 1
 # Likeness of names (difflib's ratio) from which one is taken for a slip of the other; no field of
@@ -54,6 +55,22 @@ class Fields:
         """Notes a field that no figure takes into account, by default with its own value."""
         value = self.values.get(name) if value is None else value
         self.uncounted.append(Uncounted(key=name, value=value, effect=effect, rules_out=rules_out))
+
+    def pass_over_evaluation(
+        self, when: Iterable[str], batch: str, micro: int, default: int = 0
+    ) -> None:
+        """Notes evaluation between the steps, if one of ``when`` asks for it; with its ``batch``,
+        or the ``default`` of one that is not said, where that is larger than a micro-batch."""
+        named = [name for name in when if str(self.values.get(name) or "no").lower() not in _OFF]
+        if not named:
+            return
+        self.pass_over(named[0], "evaluation takes time of its own, beside the steps")
+        said = batch in self
+        size = self.values[batch] if said else default
+        if isinstance(size, int) and size > micro:
+            effect = f"more sequences at once than the {micro} of a micro-batch: evaluation"
+            effect += " may need more memory than a step"
+            self.pass_over(batch, effect, size if said else f"{size} by default")
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) not in ABSENT

@@ -145,6 +145,8 @@ def _of_trainer(
         if name in known["read"] and name not in ("optim", "deepspeed")
     }
     optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
+    micro = fields.whole("per_device_train_batch_size", trainer.MICRO_BATCH) or 1
+    fields.pass_over_evaluation(*trainer.EVALUATION, micro, trainer.MICRO_BATCH)
     by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}
     liger = fields.flag("enable_liger_kernel") or fields.flag("use_liger_kernel")
     found = trainer.read({**own, "use_liger_kernel": liger})

@@ -401,6 +401,13 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 # Fields that other files do not have.
 MARKS = frozenset({"per_device_train_batch_size", "accelerator_config", "fsdp", "output_dir"})
+# Its size where none is said, of training and of evaluation.
+MICRO_BATCH = 8
+# Fields that have it evaluate between the steps, and that of the sequences which it takes at once.
+EVALUATION = (
+    ("eval_strategy", "evaluation_strategy", "eval_on_start"),
+    "per_device_eval_batch_size",
+)
 # The Trainer's ``adamw_8bit`` is bitsandbytes', by another name, in all those releases.
 OPTIMIZERS = {
     **{name: optimizer for optimizer, name in _OPTIMIZERS.items()},
@@ -445,7 +452,7 @@ def read(values: Mapping[str, Any]) -> Found:
     }
     knobs |= {
         **NO_MODEL_PARALLELISM,
-        "micro_batch_size": fields.whole(sizes["micro_batch_size"], 8),
+        "micro_batch_size": fields.whole(sizes["micro_batch_size"], MICRO_BATCH),
         "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
         "sync_each_batch": kept.flag("sync_each_batch"),
     }
@@ -454,6 +461,7 @@ def read(values: Mapping[str, Any]) -> Found:
         beside["model"] = (fields.text("model_name_or_path"),)
     if (length := fields.whole("block_size")) is not None:
         beside["sequence_length"] = (length,)
+    fields.pass_over_evaluation(*EVALUATION, knobs["micro_batch_size"], MICRO_BATCH)
     fused, notes = _read_liger(fields)
     if fused:
         knobs["fused_loss"] = True

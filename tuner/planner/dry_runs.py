@@ -37,7 +37,7 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
         e.expected_bytes <= smallest.expected_bytes for e in known.left_out
     )
     if leader.is_dry_run or (known.is_hopeless and is_refused):
-        return _stop(known, "the layout of the best settings was dry-run")
+        return _stop(known, "the memory of the best settings was checked by a dry run")
     if why := known.why_no_dry_run(leader.settings):
         return _stop(known, f"the best settings cannot be dry-run: {why}")
     if why := spent(study):

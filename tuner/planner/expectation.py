@@ -9,6 +9,7 @@ import numpy as np
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import QUANTILE, Change, Quantity, predicted
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
@@ -76,6 +77,13 @@ class Expectation:
         half = QUANTILE * error
         return predicted(exp(mean), exp(mean - half), exp(mean + half))
 
+    def needed_bytes(self, settings: Settings, known: Evaluation) -> float:
+        """The memory that must be free, from that of another configuration, by the ratio of what is
+        predicted of the two: of near ones predictions are wrong by the same factor."""
+        log_need = self.search.prior.log_need
+        ratio = exp(log_need[self._index[settings]] - log_need[self._index[known.settings]])
+        return known.expected_bytes * ratio
+
     def is_expected_to_fit(self, settings: Settings) -> bool:
         """True of a legal configuration that is expected to, as far as probes and predictions say;
         and to run."""
@@ -103,19 +111,28 @@ class Expectation:
 
     def effects(
         self, best: Settings, knob: str, values: Sequence[Any]
-    ) -> Iterator[tuple[Any, Change, int]]:
-        """Expects what other values of a knob do to the step time, over all that is expected to
-        fit: each with the mean change, and of how many pairs.
+    ) -> Iterator[tuple[Any, Settings | None, Change, int]]:
+        """Expects what other values of a knob do to the step time of a configuration: each with the
+        configuration that has it, the change, and of how many pairs that is the mean.
 
-        Only the knob itself changes; accumulation makes up the global batch. Values of which no
-        pair is expected to fit are left out.
+        Only the knob itself changes; accumulation makes up the global batch. Where that is not
+        legal, it is the mean change over all pairs that are expected to fit, and the configuration
+        is ``None``. Values of which no pair is expected to fit are left out.
         """
-        mine = getattr(best, knob)
+        mine, space = getattr(best, knob), self._known.space
+        group = space.changed(best, knob, puts_off=self._known.study.question.framework.puts_off)
         for value in values:
-            pairs = _pairs(self._known.space, knob, mine, value)
+            pairs = _pairs(space, knob, mine, value)
             pairs = pairs[self._expected[pairs].all(1)]
-            if len(pairs):
-                yield value, self._mean_change(pairs), len(pairs)
+            if not len(pairs):
+                continue
+            other = space.legal[group[value]] if value in group else None
+            change = self.change(best, other) if other else self._mean_change(pairs)
+            yield value, other, change, 1 if other else len(pairs)
+
+    def change(self, one: Settings, other: Settings) -> Change:
+        """From the step time of one legal configuration to another's."""
+        return self._mean_change(np.array([[self._index[one], self._index[other]]], dtype=np.intp))
 
     def _mean_change(self, pairs: Rows) -> Change:
         # Two configurations are wrong together as far as they are alike: the kernel is taken for

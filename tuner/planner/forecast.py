@@ -55,7 +55,7 @@ def dry_runs_of(study: Study) -> DryRuns:
     refused: dict[Settings, Probe] = {}
     accidents: dict[Settings, Probe] = {}
     now = {probe.id for probe in probes_of_request(study)}
-    for probe in sorted(study.probes, key=lambda p: p.id):
+    for probe in sorted(study.probes, key=lambda p: abs(p.id)):
         found = probe.measurement
         if probe.state is not ProbeState.DONE or found is None:
             continue
@@ -121,7 +121,7 @@ class Corrections:
                 return f"did not fit when they, or smaller ones, were {fidelity}"
             closed = known.closed_layouts.get(settings.layout)
             if closed := closed or known.closed.get(settings):
-                return f"ended as {closed} when {fidelity}"
+                return f"ended as {closed.words} when {fidelity}"
         return ""
 
 
@@ -288,7 +288,8 @@ class Forecast:
         if accident := self.accidents.get(settings.layout):
             assert accident.measurement is not None
             detail = f" ({accident.measurement.detail})" if accident.measurement.detail else ""
-            return f"the dry run of their layout ended as {accident.measurement.outcome}{detail}"
+            ended = accident.measurement.outcome.words
+            return f"the dry run of their layout ended as {ended}{detail}"
         plan = _planned(self.asked, settings.layout)
         return plan if isinstance(plan, str) else ""
 

@@ -53,9 +53,9 @@ class Knowledge:
     too_large: Mapping[Settings, Evaluation]
     """Configurations that were seen not to fit today, with what they need; where memory ran out,
     with what they need at least."""
-    closed: Mapping[Settings, str] = field(default_factory=dict)
+    closed: Mapping[Settings, Outcome] = field(default_factory=dict)
     """Configurations that failed for other reasons, with the outcome."""
-    closed_layouts: Mapping[Settings, str] = field(default_factory=dict)
+    closed_layouts: Mapping[Settings, Outcome] = field(default_factory=dict)
     """Layouts that are refused, or that train wrongly and no one knob is known to be why, with the
     outcome."""
     wrong: Mapping[Settings, Wrong] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Knowledge:
         return frozenset(
             settings
             for settings, wrong in self.wrong.items()
-            if wrong.is_unconfirmed and self.closed.get(settings) == str(wrong.outcome)
+            if wrong.is_unconfirmed and self.closed.get(settings) is wrong.outcome
         )
 
     @cached_property
@@ -148,7 +148,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
     limit = study.limits.limit_bytes(question.cluster)
     probes = sorted(
         (p for p in study.probes if p.state is ProbeState.DONE and p.measurement),
-        key=lambda p: p.id,
+        key=lambda p: abs(p.id),
     )
     ended = by_settings(
         probe
@@ -176,19 +176,19 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
         repetitions[settings] = max(repetitions[settings], probe.request.repetition + 1)
     wrong = wrong_of(whole, space.legal)
     now = {probe.id for probe in probes_of_request(study)}
-    closed = {one: str(found.outcome) for one, found in wrong.items()}
-    closed_layouts: dict[Settings, str] = {}
+    closed = {one: found.outcome for one, found in wrong.items()}
+    closed_layouts: dict[Settings, Outcome] = {}
     for probe in probes:
         settings, outcome, found = probe.request.settings, outcome_of(probe), probe.measurement
         assert found is not None
         # What taught nothing is closed for the request that it failed in.
         failed_now = outcome in TEACHES_NOTHING and probe.id in now and settings not in findings
-        if _is_broken(probe, now) or failed_now:
-            closed[settings] = str(outcome)
+        if outcome and (_is_broken(probe, now) or failed_now):
+            closed[settings] = outcome
         # Where it is one knob's, `wrong` has it.
         ranks = question.cluster.world_size
         if outcome in CLOSES_CLASS and not blamed_by_counts(settings, ranks, found):
-            closed_layouts[settings.layout] = str(outcome)
+            closed_layouts[settings.layout] = outcome
     return Knowledge(
         study=study,
         whole=whole,
@@ -217,7 +217,7 @@ def outcome_of(probe: Probe) -> Outcome | None:
 def finished(known: Knowledge) -> list[Probe]:
     """Probes that have an outcome, oldest first; what was withdrawn by another request has none."""
     found = (p for p in known.study.probes if outcome_of(p) not in (None, Outcome.CANCELLED))
-    return sorted(found, key=lambda p: p.id)
+    return sorted(found, key=lambda p: abs(p.id))
 
 
 def last_failure(known: Knowledge) -> str:
@@ -225,9 +225,9 @@ def last_failure(known: Knowledge) -> str:
     done = [p for p in known.study.probes if p.measurement]
     if not done or any(outcome_of(probe) in RAN for probe in done):
         return ""
-    found = max(done, key=lambda probe: (probe.finished_at or "", probe.id)).measurement
+    found = max(done, key=lambda probe: (probe.finished_at or "", abs(probe.id))).measurement
     assert found is not None
-    return f"{found.outcome}: {found.detail}" if found.detail else str(found.outcome)
+    return f"{found.outcome.words}: {found.detail}" if found.detail else found.outcome.words
 
 
 def exactly(size_bytes: float, fidelity: Fidelity) -> Quantity:

@@ -144,7 +144,7 @@ def same_accident(study: Study) -> str:
         return ""
     count, detail = len(hit[outcome]), next(filter(None, hit[outcome].values()), "")
     seen = f" ({detail})" if detail else ""
-    return f"{count} settings ended as {outcome}{seen}, and none ran: {LOOK_AT[outcome]}"
+    return f"{count} settings ended as {outcome.words}{seen}, and none ran: {LOOK_AT[outcome]}"
 
 
 # Part by which a run may be slower than another of the same configuration, generously: two were

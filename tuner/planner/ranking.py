@@ -20,7 +20,8 @@ from tuner.guard.replica import STACK, NoReplicaError, stack_of
 from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.timing import alike
 
-# Part of the memory by which a configuration must be lighter to be preferred for it.
+# Part of the memory limit by which a configuration must be lighter to be preferred for it: less
+# leaves no room for anything, and is often how two runs differ.
 LIGHTER = 0.01
 
 _CHOICES = attrgetter(*(knob for knob in KNOBS if knob not in BATCH))
@@ -43,8 +44,7 @@ class Choice:
         """Why the best goes before the fastest, where they are two."""
         if self.is_checked:
             return Reason.CHECKED
-        is_lighter = self.best.most_bytes < self.fastest.most_bytes * (1 - LIGHTER)
-        return Reason.LIGHTER if is_lighter else Reason.SIMPLER
+        return Reason.LIGHTER if is_lighter(self.best, self.fastest) else Reason.SIMPLER
 
 
 def choose(question: Question, fitting: Sequence[Evaluation], tolerance: float) -> Choice | None:
@@ -91,10 +91,9 @@ def _choose(
         return any(f.seconds < one.seconds and f.most_bytes < one.most_bytes for f in fitting)
 
     sound = [f for f in tied if not is_beaten(f)]
-    lighter = [f for f in sound if f.most_bytes < fastest.most_bytes * (1 - LIGHTER)]
-    if lighter:
-        least = min(f.most_bytes for f in lighter)
-        pool = [f for f in lighter if f.most_bytes == least]
+    if lighter := [f for f in sound if is_lighter(f, fastest)]:
+        least = min(lighter, key=attrgetter("most_bytes"))
+        pool = [f for f in lighter if not is_lighter(least, f)]
     else:
         pool = [f for f in sound if f.most_bytes <= fastest.most_bytes]
     best = min(pool, key=lambda f: (complexity(question, f.settings), f.seconds, str(f.settings)))
@@ -103,6 +102,11 @@ def _choose(
 
 def indistinguishable(one: Evaluation, other: Evaluation, tolerance: float) -> bool:
     return near(one, other, tolerance) or alike(one.spread_s, other.spread_s)
+
+
+def is_lighter(one: Evaluation, other: Evaluation) -> bool:
+    """True where one needs less memory than the other by as much as counts."""
+    return other.most_bytes - one.most_bytes >= LIGHTER * one.limit_bytes
 
 
 def near(one: Evaluation, other: Evaluation, tolerance: float) -> bool:

@@ -33,7 +33,7 @@ from tuner.planner.answer import predicted_choice
 from tuner.planner.forecast import Asked, Forecast, estimate, forecast
 from tuner.serialization import Plain
 from tuner.space import count_settings, divisors, enumerate_space
-from tuner.space.rules import possible
+from tuner.space.rules import possible, why_only_ddp
 
 # Numbers of GPUs of one node that are tried whatever they divide.
 MOST_OF_A_NODE = 16
@@ -215,7 +215,7 @@ def size_cluster(
         longest_sequence=sizer.longest(parts[-1]),
         awkward=tuple(one for one in awkward if one is not None),
         why=why,
-        notes=sizer.notes(fitting) if goal.wanted_per_s else (),
+        notes=sizer.notes(fitting, reached) if goal.wanted_per_s else (),
     )
 
 
@@ -384,15 +384,29 @@ class _Sizer:
             return 0.0
         return found.tokens_per_s.value or 0.0
 
-    def notes(self, parts: Sequence[Question]) -> tuple[str, ...]:
-        """Tells on how many parts speed was predicted."""
+    def slow_end(self, question: Question) -> float:
+        """The same at the slow end of its interval."""
+        found = self.sized(question)
+        return (found and found.best.fits_surely and found.tokens_per_s.low) or 0.0
+
+    def notes(self, parts: Sequence[Question], reached: Question | None) -> tuple[str, ...]:
+        """Tells how sure it is that the goal is reached, and on how many parts speed was
+        predicted."""
+        notes, wanted = [], self._goal.wanted_per_s
+        if reached and wanted and self.slow_end(reached) < wanted:
+            sure = _first(parts, self.slow_end, wanted)
+            takes = f"takes {sure.cluster.world_size} GPUs" if sure else "takes more than there are"
+            notes.append(
+                f"{reached.cluster.world_size} GPUs reach the goal by the predicted figure: to"
+                f" reach it at the slow end of the interval too {takes}"
+            )
         done = sum((part.cluster, part.workload) in self._sized for part in parts)
-        if done == len(parts):
-            return ()
-        return (
-            f"speed was predicted on {done} of {len(parts)} possible numbers of GPUs: between them"
-            " more GPUs are taken to be faster",
-        )
+        if done < len(parts):
+            notes.append(
+                f"speed was predicted on {done} of {len(parts)} possible numbers of GPUs: between"
+                " them more GPUs are taken to be faster"
+            )
+        return tuple(notes)
 
     def too_slow(self, question: Question, wanted: float) -> str:
         """Says how much less than what is wanted a question's GPUs make."""
@@ -413,6 +427,7 @@ class _Sizer:
         return (
             f"nothing is sure to fit on {gpus} GPUs: what needs least needs {low:.1f} to"
             f" {high:.1f} GiB of {least.limit_gib:.1f} GiB ({describe(least.settings)})"
+            f"{(why := why_only_ddp(question)) and f'; {why}'}"
         )
 
     # -- the most -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import ACCUMULATION, KNOBS, Settings, Sharding, idle_knobs
 from tuner.core.evaluation import Evaluation
+from tuner.core.framework import FrameworkName
 from tuner.core.measurement import (
     BROKEN,
     CLOSES_CLASS,
@@ -27,6 +28,7 @@ from tuner.core.measurement import (
 from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, by_settings
 from tuner.core.words import speed_text
+from tuner.core.workload import Precision
 from tuner.guard.faults import blamed_by_counts, wrong_of
 from tuner.planner.expectation import Expectation
 from tuner.planner.forecast import Forecast, forecast
@@ -117,7 +119,7 @@ def _found(known: Knowledge) -> dict[Settings, Evaluation]:
     findings, evaluated = {**known.findings, **fair(known)}, {}
     ended = by_settings(probe for probe in known.study.probes if probe.measurement)
     for settings, probes in ended.items():
-        ordered = tuple(sorted(probes, key=lambda probe: probe.id))
+        ordered = tuple(sorted(probes, key=lambda probe: abs(probe.id)))
         finding, last, fidelity = findings.get(settings), _last(ordered), probes[0].request.fidelity
         slow, need = known.slow.get(settings), known.too_large.get(settings)
         closed = "" if need else why_closed(known, settings)
@@ -164,11 +166,11 @@ def failed(probe: Probe) -> Evaluation:
 def why_closed(known: Knowledge, settings: Settings) -> str:
     """Says what other than memory speaks against a configuration; empty where nothing does."""
     if closed := known.closed_layouts.get(settings.layout):
-        return f"settings of its layout ended as {closed}"
+        return f"settings of its layout ended as {closed.words}"
     if wrong := known.wrong.get(settings):
         return wrong.why
     closed = known.closed.get(settings)
-    return f"it ended as {closed}" if closed else ""
+    return f"it ended as {closed.words}" if closed else ""
 
 
 def _last(probes: Sequence[Probe]) -> Measurement:
@@ -372,10 +374,21 @@ def importance(evidence: Evidence) -> Importance | None:
 ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
 
 
-def rows_of(study: Study) -> tuple[Evaluation, ...]:
-    """What the probes of each configuration show so far, in the order of probing."""
+def rows_of(study: Study, known: Knowledge | None = None) -> tuple[Evaluation, ...]:
+    """What the probes of each configuration show so far, in the order of probing; with times as the
+    answer has them, where what is ``known`` of the study is given."""
     found = by_settings(repriced(study).probes)
-    return tuple(_row(settings, probes, study.question) for settings, probes in found.items())
+    rows = (_row(settings, probes, study.question) for settings, probes in found.items())
+    if known is None:
+        return tuple(rows)
+    timed = {**known.findings, **fair(known)}
+
+    def as_answered(row: Evaluation) -> Evaluation:
+        one = timed.get(row.settings, row)
+        speed = one.tokens_per_s_per_gpu
+        return replace(row, step_time_s=one.step_time_s, tokens_per_s_per_gpu=speed)
+
+    return tuple(map(as_answered, rows))
 
 
 def fastest_first(rows: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
@@ -426,7 +439,7 @@ def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Eva
 
 def outcome_text(row: Evaluation) -> str:
     """The outcome, or the state of a probe that has none yet."""
-    return str(row.outcome or row.probes[-1].state)
+    return row.outcome.words if row.outcome else str(row.probes[-1].state)
 
 
 def _text(value: object) -> str:
@@ -436,17 +449,26 @@ def _text(value: object) -> str:
 _DEFAULTS = {name: _text(value) for name, value in Settings().all_values().items()}
 
 
-def question_text(question: Question) -> str:
-    """``stories15m on cpu:2 (torch), global batch 8, sequence 128, adamw, bf16``.
+def numerics(question: Question) -> list[str]:
+    """Optimizer and precision; none of a user's script, whose own are not known.
 
-    Optimizer and precision of a user's script are its own, and not known.
+    ``pure bf16`` where optimizer state has no copy in fp32 either, which many do not expect.
     """
     workload = question.workload
-    own = () if question.script else (str(workload.optimizer), str(workload.precision))
+    if question.script is not None:
+        return []
+    pure = workload.precision is Precision.BF16 and workload.adapter is None
+    pure = pure and question.framework.name is not FrameworkName.NANOTRON  # sums are fp32
+    return [str(workload.optimizer), f"{'pure ' if pure else ''}{workload.precision}"]
+
+
+def question_text(question: Question) -> str:
+    """``stories15m on cpu:2 (torch), global batch 8, sequence 128, adamw, fp32``."""
+    workload = question.workload
     return ", ".join((
         f"{question.trained} on {question.cluster.name} ({question.framework.name})",
         f"global batch {workload.global_batch_size}, sequence {workload.sequence_length}",
-        *own,
+        *numerics(question),
         *workload.unlike_usual,
     ))  # fmt: skip
 

@@ -10,7 +10,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import SamplerName, Study
+from tuner.core.study import SamplerName, Study, StudyState
 from tuner.core.words import (
     describe,
     interval_text,
@@ -21,7 +21,7 @@ from tuner.core.words import (
     share_text,
     speed_text,
 )
-from tuner.errors import NothingFitsError, UsageError
+from tuner.errors import NothingFitsError, TunerError, UsageError
 from tuner.explain.brief import is_forecast
 from tuner.explain.known import is_unanswered, why_none
 from tuner.planner.probes import outcomes
@@ -36,6 +36,8 @@ class AnswerSummary(Plain):
 
     study_id: str
     state: str
+    shown_state: str
+    """The state as people read it: see :func:`state_text`."""
     settings: Settings | None
     words: str
     tokens_per_s_per_gpu: Quantity
@@ -73,9 +75,11 @@ def summary_of(study: Study, suggestion: Suggestion | None) -> AnswerSummary:
     why = None
     if suggestion and is_unanswered(study, suggestion):
         why = why_none(study, suggestion, shown=True)
+    forecasts = suggestion is not None and is_forecast(study, suggestion)
     return AnswerSummary(
         study_id=study.id,
         state=str(study.state),
+        shown_state=state_text(study, why, is_forecast=forecasts),
         settings=best.settings if best else None,
         words=describe(best.settings) if best else "",
         tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else UNKNOWN,
@@ -85,7 +89,7 @@ def summary_of(study: Study, suggestion: Suggestion | None) -> AnswerSummary:
         limit_gib=study.limits.limit_bytes(study.question.cluster) / GIB,
         per=rank_word(study.question),
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
-        is_forecast=suggestion is not None and is_forecast(study, suggestion),
+        is_forecast=forecasts,
         why_none=str(why or ""),
         nothing_fits=isinstance(why, NothingFitsError),
         probes=sum(outcomes(same.probes).values()),
@@ -95,14 +99,30 @@ def summary_of(study: Study, suggestion: Suggestion | None) -> AnswerSummary:
     )
 
 
+def state_text(study: Study, why: TunerError | None, *, is_forecast: bool) -> str:
+    """The state as people read it: of a study that is done, and has no answer of what was asked for
+    (``why``), it says that."""
+    if isinstance(why, NothingFitsError) and study.state is not StudyState.CANCELLED:
+        return "nothing fits"
+    if study.state is not StudyState.DONE or why is None:
+        return str(study.state)
+    return f"not {study.limits.fidelity}" if is_forecast else "no answer"
+
+
 def rounded(value: float | None) -> float | None:
     """A number with four digits."""
     return None if value is None else float(f"{value:.4g}")
 
 
+# Facts that whoever launches by an answer should know.
+WARNINGS = {"other_load", "may_not_fit"}
+
+
 def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's JSON object in brief: what was chosen, its figures, and how it is launched."""
+    """A study's JSON object in brief: what was chosen, its figures, what speaks against trusting
+    them, and how it is launched."""
     found, none = study["suggestion"] or {}, study.get("no_answer")
+    said = zip(found.get("facts", ()), found.get("explanation", ()), strict=False)
     best = found.get("best") or {}
     memory = best.get("memory", {})
 
@@ -114,12 +134,14 @@ def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
         "state": study["state"],
         "reason": study.get("reason", ""),
         "pending": study.get("pending", False),
+        "terms_id": study.get("terms_id", ""),
         "settings": best.get("settings"),
         "provenance": best.get("provenance"),
         "tokens_per_s_per_gpu": figure(best, "tokens_per_s_per_gpu"),
         "step_time_s": figure(best, "step_time_s"),
         "needed_gib": figure(memory, "needed_gib"),
         "limit_gib": rounded(memory.get("limit_gib")),
+        "warnings": [text for one, text in said if one["kind"] in WARNINGS],
         "launch": found.get("launch", {}).get("argv", []),
         "script_sets": found.get("launch", {}).get("script_sets", []),
         "no_answer": none and none["kind"],

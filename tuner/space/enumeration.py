@@ -74,6 +74,20 @@ class Space:
             self._groups[knob] = dict(groups)
         return self._groups[knob]
 
+    def changed(self, one: Settings, knob: str, *, puts_off: bool) -> Mapping[Any, int]:
+        """Places of the configurations that differ from a legal one in this knob alone, by its
+        value, its own included.
+
+        Where one micro-batch becomes several by that, gradients are synchronised as the framework
+        does by itself: ``puts_off``, as :attr:`~tuner.core.framework.Framework.puts_off`.
+        """
+        groups, others = self.differing_in(knob), OTHERS_CHOSEN[knob]
+        found = groups[others(one)]
+        if not puts_off or one.gradient_accumulation_steps > 1:
+            return found
+        deferred = groups.get(others(replace(one, sync_each_batch=False)), {})
+        return {value: deferred.get(value, place) for value, place in found.items()}
+
     # What is said of a study after every probe asks for them again.
     @cached_property
     def places(self) -> Mapping[Settings, int]:
@@ -85,13 +99,19 @@ class Space:
         return {}
 
 
+_LIMITED_TO = {
+    Condition.TENSOR_PARALLEL: "tp_size above 1",
+    Condition.CPU_OFFLOAD: "cpu_offload",
+}
+
+
 def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
     knob = "sync_each_batch"
     if found := fixed_by_framework(question, knob):
         return found
     if settings.sharing_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to sync with"
+        why = "it acts with two data-parallel ranks or more, and there is one"
         return Fixed(knob=knob, value=True, why=why)
     if settings.gradient_accumulation_steps == 1:
         why = "with gradient_accumulation_steps 1 there is nothing to put off"
@@ -103,6 +123,11 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     effect = knob_effect(question.framework, knob, frozenset(conditions))
     if effect.effect is Effect.LIVE:
         return fixed_by_script(question, knob)
+    limited = (
+        words
+        for condition, words in _LIMITED_TO.items()
+        if knob_effect(question.framework, knob, frozenset(conditions - {condition})) != effect
+    )
     refused = effect.effect is Effect.REFUSED
     left = [v for v in (True, False) if v not in effect.values] if refused else effect.values
     return Fixed(
@@ -112,6 +137,7 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
         by_versions=True,
         refused=refused,
         when="gradient_accumulation_steps above 1",
+        among=next(limited, ""),
     )
 
 
@@ -142,7 +168,8 @@ def sentence(
     It is about ``only`` these shardings, or all where there are none; ``apart`` says whether the
     knob is fixed at other values in other settings.
     """
-    where = f" with {', '.join(only)}" if only else ""
+    limits = [", ".join(only), fixed.among]
+    where = f" with {' and '.join(filter(None, limits))}" if any(limits) else ""
     if fixed.value is None:
         return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
     if apart and fixed.when:
@@ -217,16 +244,21 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
     found: dict[Settings, list[Fixed]] = {}
+    for settings, fixed in _combined(question):
+        if settings not in found and broken_rule(question, settings) is None:
+            found[settings] = fixed
+    return found
+
+
+def _combined(question: Question) -> Iterator[tuple[Settings, list[Fixed]]]:
+    """Canonical classes of all values together, with those that break a rule."""
     fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
     fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []
     sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
     options = [sizes.get(knob) or _options(question, knob) for knob in _CLASS_KNOBS]
     for values in product(*options):
         raw = Settings(**dict(zip(_CLASS_KNOBS, values, strict=True)))
-        settings, fixed = canonical_class(question, raw)
-        if settings not in found and broken_rule(question, settings) is None:
-            found[settings] = fixed
-    return found
+        yield canonical_class(question, raw)
 
 
 def _options(question: Question, knob: str) -> tuple[Any, ...]:
@@ -321,7 +353,10 @@ def _nothing_legal(question: Question) -> UsageError:
         knob, *others = blamed
         values = sorted({getattr(settings, knob) for settings in lifted[knob]})
         lift = f" (or lift the restriction of {', '.join(others)})" if others else ""
-        allowed = f"leaves no legal settings; the rest allows {show_all(values)}{lift}"
+        broken = (broken_rule(question, settings) for settings, _ in _combined(question))
+        rules = (rule.allowed for rule in broken if rule and rule.field == knob)
+        why = next(rules, "leaves no legal settings")
+        allowed = f"{why}; the rest allows {show_all(values)}{lift}"
         if knob in SIZES and (sizes := _data_parallel_sizes(question)):
             allowed += f", or a global batch near {question.workload.global_batch_size} that is a"
             allowed += f" multiple of {min(sizes)}: {_nearest_batches(question, sizes)}"

@@ -56,6 +56,7 @@ class Fixed:
     """Whether the framework decides it, which is worth telling wherever it holds."""
     refused: bool = False  # whether other values are wrong, and not only without effect
     when: str = ""  # of which settings it is so; empty where ``why`` says it, or of all
+    among: str = ""  # to which of these a rule of the framework is limited; empty of all
 
 
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
@@ -174,7 +175,7 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     settings = replace(settings, **{f.knob: f.value for f in sizes})
     later = []
     if settings.sharing_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to share with"
+        why = "it acts with two data-parallel ranks or more, and there is one"
         later.append(Fixed(knob="sharding", value=Sharding.DDP, why=why))
     if not settings.splits_layers or not question.workload.splits_sequence:
         why = "with tp_size 1 there is no activation to gather again"
@@ -298,8 +299,9 @@ LOSS_OF_MODEL = ">=4.49"
 # Share of a GPU's memory from which logits of one sequence matter, at transformers' bytes for each.
 # Of Llama-3.1-8B, Llama-3.2-1B, Qwen3-0.6B and GPT-2 on 8 H100 or L4, at 1k to 32k tokens, the
 # fastest predicted to fit was up to 18% faster with ``fused_loss`` where they take a quarter or
-# more, between 1% faster and 3% slower where they take less than a sixth.
-LOGITS_MATTER = 0.2
+# more, between 1% faster and 3% slower where they take less than a sixth; of Qwen3-8B on 8 H100 it
+# was 6% faster at 18%, of Llama-3.1-8B on 4 A100 3% at 15%.
+LOGITS_MATTER = 0.125
 BYTES_PER_LOGIT = 12
 # Releases of transformers whose Trainer passes ``liger_kernel_config`` on, without which Liger
 # swaps norms, rotations and MLPs too (``trainer.py`` and ``training_args.py``; the wheels of 4.49.0
@@ -471,6 +473,20 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         )
         return UsageError("sharding", settings.sharding, allowed)
     return None
+
+
+def why_only_ddp(question: Question) -> str:
+    """Why nothing can be sharded, where the framework could; empty where something can."""
+    has = SHARDINGS[question.framework.name]
+    if question.cluster.world_size == 1 or Sharding.FULL_SHARD not in has:
+        return ""
+    full = Settings(sharding=Sharding.FULL_SHARD)
+    try:
+        check_possible(question, "sharding", full.sharding)
+    except UsageError as error:
+        return f"sharding: {error.allowed}"
+    broken = broken_rule(question, full)
+    return f"sharding {broken.allowed}" if broken and broken.field == "sharding" else ""
 
 
 def _no_ring_with(question: Question, settings: Settings) -> UsageError | None:

@@ -3,12 +3,13 @@
 from tuner.store.claims import Claim
 from tuner.store.engine import default_url
 from tuner.store.requests import study_id
-from tuner.store.rows import Event, Moments
+from tuner.store.rows import Attempt, Event, Moments
 from tuner.store.store import Store, StudyStatus, StudySummary, open_store
 from tuner.store.tables import EventKind
 from tuner.store.workers import WorkerIdentity
 
 __all__ = [
+    "Attempt",
     "Claim",
     "Event",
     "EventKind",

@@ -130,7 +130,7 @@ WITH oldest AS (
 ), event AS (
     INSERT INTO events (study_id, kind, at, data)
     SELECT study_id, '{EventKind.PROBE}', started_at, json_build_object(
-        'probe', probe.id, 'number', number, 'settings', settings, 'repetition', repetition,
+        'number', number, 'settings', settings, 'repetition', repetition,
         'fidelity', fidelity, 'state', state, 'attempt', attempt_number, 'worker', $4)
     FROM probe, attempt
 )

@@ -23,7 +23,7 @@ from tuner.store.tables import (
     StudyRow,
     clock,
 )
-from tuner.store.workers import read_left, read_living
+from tuner.store.workers import read_living, read_silent
 
 S = TypeVar("S", bound=StrEnum)
 
@@ -87,7 +87,8 @@ def read_figures(transactions: Transactions) -> Figures:
         silent_s = lease.LEASE_S - (until - now).total_seconds() if until else 0.0
         # Nobody has taken them from their workers yet.
         overdue = select(func.count()).where(running, AttemptRow.lease_until <= now)
-        lost, left = session.scalar(overdue) or 0, len(read_left(session))
+        lost = session.scalar(overdue) or 0
+        left = sum(one.has_left for one in read_silent(session).values())
         studies = _by_state(session, StudyState, StudyRow.state)
         attempts = _by_state(session, AttemptState, AttemptRow.state)
         studies[StudyState.RUNNING] -= left

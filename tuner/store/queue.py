@@ -59,7 +59,7 @@ from tuner.store.tables import (
     StudyRow,
     clock,
 )
-from tuner.store.workers import WorkerIdentity, read_left
+from tuner.store.workers import WorkerIdentity, read_silent
 
 # Lost workers after which a probe is closed: it may be what kills them.
 MOST_LOSSES = 3
@@ -90,10 +90,13 @@ class Queue:
                 return None
             now = clock(session)
             # The study is locked, so no other probe is given the same number.
-            newest = select(func.max(ProbeRow.number)).where(ProbeRow.study_id == study_id)
+            is_dry = request.fidelity is Fidelity.PREDICTED
+            last = func.min(ProbeRow.number) if is_dry else func.max(ProbeRow.number)
+            of_study = select(last).where(ProbeRow.study_id == study_id)
+            found = session.scalar(of_study) or 0
             probe = ProbeRow(
                 study_id=study_id,
-                number=(session.scalar(newest) or 0) + 1,
+                number=min(found, 0) - 1 if is_dry else max(found, 0) + 1,
                 settings=str(request.settings),
                 fidelity=request.fidelity,
                 repetition=request.repetition,
@@ -302,7 +305,8 @@ def _is_orphan(session: Session, study: StudyRow) -> bool:
     held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
     if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
         return False
-    return study.id in read_left(session, [study])
+    silent = read_silent(session, [study]).get(study.id)
+    return silent is not None and silent.has_left
 
 
 def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:
@@ -341,7 +345,6 @@ def _tell(
 ) -> None:
     """Adds the event of a probe that moved; its study's row is locked."""
     which = {
-        "probe": probe.id,
         "number": probe.number,
         "settings": probe.settings,
         "repetition": probe.repetition,

@@ -18,7 +18,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tuner.core import lease
 from tuner.core.configuration import parse_settings
-from tuner.core.measurement import PROBED, Measurement, believable
+from tuner.core.measurement import PROBED, Measurement, Outcome, believable
 from tuner.core.study import OPEN, Limits, Probe, ProbeRequest, ProbeState, Question, Study
 from tuner.errors import UnknownNameError, UnreadableStudyError, UsageError
 from tuner.store.caches import read_calibration, read_checks_for, read_dry_runs
@@ -32,9 +32,10 @@ from tuner.store.tables import (
     ProbeRow,
     StudyRow,
     UtcNow,
+    from_row,
     iso,
 )
-from tuner.store.workers import read_left, state_of
+from tuner.store.workers import Silence, read_silent, silence_of, state_of
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
@@ -118,7 +119,7 @@ def read_study(session: Session, row: StudyRow) -> Study:
             study,
             wasted_s=wasted_s,
             wasted_before_s=wasted_before_s,
-            **state_of(row, read_left(session, [row])),
+            **state_of(row, read_silent(session, [row])),
             guards=read_checks_for(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )
@@ -200,6 +201,11 @@ def measurement_row(
     )
 
 
+# An attempt that ended without a measurement. What closes a probe that lost all its workers names
+# the last of them.
+_IS_WASTED = MeasurementRow.attempt_id.is_(None) | (AttemptRow.state == AttemptState.LOST)
+
+
 def _wasted_s(session: Session, study: StudyRow) -> tuple[float, float]:
     """Seconds of attempts without a measurement: since the study was last asked, and before.
 
@@ -214,7 +220,7 @@ def _wasted_s(session: Session, study: StudyRow) -> tuple[float, float]:
             ProbeRow.study_id == study.id,
             ProbeRow.fidelity == Limits.from_dict(study.limits).fidelity,
             AttemptRow.state != AttemptState.RUNNING,
-            (MeasurementRow.attempt_id.is_(None)) | (AttemptRow.state == AttemptState.LOST),
+            _IS_WASTED,
         )
     )
     now: list[float] = []
@@ -321,6 +327,8 @@ class Moments:
     """Empty while it is open, and where no event tells."""
     began: Mapping[int, str] = field(default_factory=dict)
     """Of the running probes of one that is open, by their numbers."""
+    silent: Mapping[int, Silence] = field(default_factory=dict)
+    """Of those of them whose workers have not been heard of."""
 
 
 def read_moments(session: Session, study: Study) -> Moments:
@@ -331,8 +339,43 @@ def read_moments(session: Session, study: Study) -> Moments:
         at = session.scalar(moved.order_by(EventRow.id.desc()).limit(1))
         return Moments(ended=iso(at) if at else "")
     running = (
-        select(ProbeRow.number, AttemptRow.started_at)
+        select(ProbeRow.number, AttemptRow.started_at, AttemptRow.lease_until, UtcNow())
         .join(AttemptRow, AttemptRow.probe_id == ProbeRow.id)
         .where(ProbeRow.study_id == study.id, AttemptRow.state == AttemptState.RUNNING)
     )
-    return Moments(began={number: iso(since) for number, since in session.execute(running)})
+    began, silent = {}, {}
+    for number, since, until, now in session.execute(running):
+        began[number] = iso(since)
+        if found := silence_of(until, now):
+            silent[number] = found
+    return Moments(began=began, silent=silent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An attempt of a probe of which nothing came."""
+
+    number: int  # 1 for the probe's first attempt
+    state: AttemptState
+    outcome: Outcome | None  # of an accident, after which the probe was tried again
+    detail: str
+    worker: str  # name of the worker that had it
+    started_at: str
+    ended_at: str
+
+
+def read_wasted(session: Session, study_id: str) -> dict[int, tuple[Attempt, ...]]:
+    """The attempts of a study's probes that were lost, given back or tried again, by the probes'
+    numbers, oldest first."""
+    wasted = (
+        select(ProbeRow.number.label("probe"), AttemptRow)
+        .join(ProbeRow, ProbeRow.id == AttemptRow.probe_id)
+        .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
+        .where(ProbeRow.study_id == study_id, AttemptRow.state != AttemptState.RUNNING, _IS_WASTED)
+        .order_by(AttemptRow.id)
+    )
+    found: dict[int, tuple[Attempt, ...]] = {}
+    for number, row in session.execute(wasted):
+        one = from_row(Attempt, row, worker=row.worker.get("name", ""))
+        found[number] = (*found.get(number, ()), one)
+    return found

@@ -13,10 +13,12 @@ from sqlalchemy import (
     SQLColumnExpression,
     Text,
     bindparam,
+    case,
     cast,
     delete,
     exists,
     func,
+    literal,
     or_,
     select,
     tuple_,
@@ -43,6 +45,7 @@ from tuner.store.queue import Queue, move_study, withdraw
 from tuner.store.requests import ID_PREFIX, ask_question
 from tuner.store.rows import (
     MOST_SIMILAR,
+    Attempt,
     Event,
     Moments,
     add_event,
@@ -50,6 +53,7 @@ from tuner.store.rows import (
     read_events,
     read_moments,
     read_study,
+    read_wasted,
     similar_studies,
     unknown_study,
 )
@@ -64,7 +68,7 @@ from tuner.store.tables import (
     from_row,
     iso,
 )
-from tuner.store.workers import WorkerIdentity, read_left, state_of
+from tuner.store.workers import WorkerIdentity, read_silent, state_of
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
 Position = tuple[str, str]
@@ -247,22 +251,25 @@ class Store(Queue, Caches):
             labels: only studies with all of these labels; of ``None``, whatever the value.
         """
         place = (StudyRow.asked_at, StudyRow.id)
-        found = select(StudyRow).where(*_wanted(state, query, labels))
+        found = select(StudyRow)
         if before is not None:
             asked_at, last_id = before
             found = found.where(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
-        by = ORDERS[order.removeprefix("-")]
-        is_figure = order.removeprefix("-") in ("speed", "memory")
+        key = order.removeprefix("-")
+        is_figure = key in ("speed", "memory")
         if is_figure:
             found = found.outerjoin(SummaryRow, SummaryRow.study_id == StudyRow.id)
-        is_falling = order.startswith("-")
-        first = by.desc() if is_falling else by.asc()
         # The newest index serves one direction for both columns.
         last = StudyRow.id.asc() if order == "asked" else StudyRow.id.desc()
-        ordering = [first.nulls_last() if is_figure else first]
-        ordering += [last] if order.endswith("asked") else [StudyRow.asked_at.desc(), last]
+        others = [last] if key == "asked" else [StudyRow.asked_at.desc(), last]
         with self.transactions.read() as session:
-            rows = session.scalars(found.order_by(*ordering).offset(offset).limit(limit)).all()
+            shown = _shown_state(session) if state or key == "state" else StudyRow.state
+            by = shown if key == "state" else ORDERS[key]
+            first = by.desc() if order.startswith("-") else by.asc()
+            found = found.where(*_wanted(shown, state, query, labels)).order_by(
+                first.nulls_last() if is_figure else first, *others
+            )
+            rows = session.scalars(found.offset(offset).limit(limit)).all()
             outcomes = (
                 select(ProbeRow.study_id, ProbeRow.outcome, func.count())
                 .where(ProbeRow.study_id.in_([row.id for row in rows]))
@@ -274,16 +281,17 @@ class Store(Queue, Caches):
             for owner, outcome, count in session.execute(outcomes):
                 assert outcome is not None
                 counts[owner][outcome] = count
-            left = read_left(session, rows)
+            silent = read_silent(session, rows)
             return [
-                from_row(StudySummary, row, probes=counts[row.id], **state_of(row, left))
+                from_row(StudySummary, row, probes=counts[row.id], **state_of(row, silent))
                 for row in rows
             ]
 
     def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
         """The number of studies that :meth:`studies` would list."""
-        wanted = _wanted(state, query, {})
         with self.transactions.read() as session:
+            shown = _shown_state(session) if state else StudyRow.state
+            wanted = _wanted(shown, state, query, {})
             return session.scalar(select(func.count()).select_from(StudyRow).where(*wanted)) or 0
 
     def notes(self, study_id: str) -> str:
@@ -415,11 +423,18 @@ class Store(Queue, Caches):
             study = locked_study(session, study_id)
             study.guard_s += seconds if study.state in OPEN else 0.0
 
-    def tell(self, study_id: str, doing: str) -> None:
+    def tell(self, study_id: str, doing: str, *, waits: WorkerIdentity | None = None) -> None:
         """Says what a running study is at, beside its probes, for whoever follows it: its reason
-        while it runs. Its plans stay what they are."""
+        while it runs. Its plans stay what they are.
+
+        What a worker ``waits`` for is not said of a study that another one is at.
+        """
         with self.transactions.write() as session:
             study = locked_study(session, study_id)
+            if waits is not None and study.worker not in (None, waits.as_dict()):
+                other = WorkerIdentity.from_dict(study.worker)
+                if other.is_alive() is not False:
+                    return
             if study.state is StudyState.RUNNING and study.reason != doing:
                 move_study(session, study, StudyState.RUNNING, doing, clock(session))
 
@@ -448,17 +463,17 @@ class Store(Queue, Caches):
         return self.statuses([study_id]).get(study_id)
 
     def changes(
-        self, known: Mapping[str, tuple[int, StudyState]], limit: int
+        self, known: Mapping[str, tuple[int, StudyState, str]], limit: int
     ) -> dict[str, tuple[StudyStatus, list[Event]]]:
         """Studies to which something happened, with their status and the events that led to it;
-        ``known`` is the id of the newest event that is known of each study, and its state, which
-        the end of a lease changes without an event."""
+        ``known`` is the id of the newest event that is known of each study, and its state with
+        the reason, which a worker's silence changes without an event."""
         found = {}
         with self.transactions.read() as session:
             statuses = _read_statuses(session, _STATUSES_OF, {"study_ids": sorted(known)})
             for study_id, status in statuses.items():
-                newest, state = known[study_id]
-                if status.newest_event > newest or status.state is not state:
+                newest, *stands = known[study_id]
+                if status.newest_event > newest or [status.state, status.reason] != stands:
                     events = read_events(session, study_id, newest, limit)
                     # What happens between the two queries is left for the next look.
                     until = [event for event in events if event.id <= status.newest_event]
@@ -470,6 +485,11 @@ class Store(Queue, Caches):
         with self.transactions.read() as session:
             return read_events(session, study_id, after, limit)
 
+    def wasted(self, study_id: str) -> dict[int, tuple[Attempt, ...]]:
+        """The attempts of a study's probes of which nothing came, by the probes' numbers."""
+        with self.transactions.read() as session:
+            return read_wasted(session, study_id)
+
     def moments(self, study: Study) -> Moments:
         """When a study ended; or when what runs of it began, as far as that was read with it."""
         if study.state in OPEN and all(p.state is not ProbeState.RUNNING for p in study.probes):
@@ -478,10 +498,23 @@ class Store(Queue, Caches):
             return read_moments(session, study)
 
 
+def _shown_state(session: Session) -> SQLColumnExpression[StudyState]:
+    """The state of a study as it is shown: queued if its worker has left it."""
+    # Few studies run at once, and whether a process is gone is not known to the database.
+    left = [study_id for study_id, one in read_silent(session).items() if one.has_left]
+    if not left:
+        return StudyRow.state  # as mostly, and by its index
+    queued = literal(StudyState.QUEUED, StudyRow.state.type)
+    return case((StudyRow.id.in_(left), queued), else_=StudyRow.state)
+
+
 def _wanted(
-    state: StudyState | None, query: str, labels: Mapping[str, str | None]
+    shown: SQLColumnExpression[StudyState],
+    state: StudyState | None,
+    query: str,
+    labels: Mapping[str, str | None],
 ) -> list[ColumnElement[bool]]:
-    wanted = [StudyRow.state == state] if state else []
+    wanted = [shown == state] if state else []
     if query:
         of = StudyRow
         # JSON escapes what is not ASCII, which a name may have.
@@ -498,10 +531,10 @@ def _read_statuses(
     session: Session, wanted: Select[Any], values: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, StudyStatus]:
     rows = session.execute(wanted, values).all()
-    left = read_left(session, rows)
+    silent = read_silent(session, rows)
     return {
         row.id: from_row(
-            StudyStatus, row, newest_event=row.newest_event or 0, **state_of(row, left)
+            StudyStatus, row, newest_event=row.newest_event or 0, **state_of(row, silent)
         )
         for row in rows
     }

@@ -69,7 +69,7 @@ class EventKind(StrEnum):
 
     ASKED = "asked"  # the question was asked: {"again", "terms"}
     STUDY = "study"  # the study moved: {"before", "state", "reason"}
-    PROBE = "probe"  # a probe moved: {"probe", "number", "settings", "state", "attempt", ...}
+    PROBE = "probe"  # a probe moved: {"number", "settings", "state", "attempt", ...}
     LABELS = "labels"  # labels were put on it, or taken off: {"labels"}, as they are now
 
 
@@ -241,7 +241,7 @@ class ProbeRow(Base):
 
     id: Mapped[int] = _row_id()
     study_id: Mapped[str] = mapped_column(_parent("studies.id"))
-    number: Mapped[int]  # from 1 within the study, as people know it
+    number: Mapped[int]  # within the study, as people know it; below 0 of a dry run
     settings: Mapped[str] = mapped_column(Text)
     fidelity: Mapped[Fidelity] = mapped_column(_status(Fidelity, "fidelity"))
     repetition: Mapped[int]

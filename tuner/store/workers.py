@@ -34,11 +34,19 @@ KEPT_S = 7 * 24 * 3600
 # Seconds: start times of a pid that are nearer than this are of the same process.
 START_TOLERANCE_S = 2.0
 
-# The end of the last lease of a study's probes, and the last sign of the worker that is at it.
-_HELD_UNTIL = (
-    select(func.max(AttemptRow.lease_until))
+# Part of a lease in which a worker of which nothing is heard has missed two renewals.
+SILENT = 1 / 3
+
+# The ends of the last and the first lease of a study's probes, and the last sign of the worker that
+# is at it.
+_ITS_LEASES = (ProbeRow.study_id == StudyRow.id, AttemptRow.state == AttemptState.RUNNING)
+_HELD_UNTIL, _FIRST_UNTIL = (
+    select(end(AttemptRow.lease_until))
     .join(ProbeRow, ProbeRow.id == AttemptRow.probe_id)
-    .where(ProbeRow.study_id == StudyRow.id, AttemptRow.state == AttemptState.RUNNING)
+    .where(*_ITS_LEASES)
+    .correlate(StudyRow)
+    .scalar_subquery()
+    for end in (func.max, func.min)
 )
 _SEEN_AT = select(func.max(WorkerRow.seen_at)).where(
     WorkerRow.identity == StudyRow.worker, WorkerRow.stopped_at.is_(None)
@@ -48,7 +56,8 @@ _RUNNING = select(
     StudyRow.asked_at,
     StudyRow.worker,
     StudyRow.worker_seen_at,
-    _HELD_UNTIL.correlate(StudyRow).scalar_subquery().label("held_until"),
+    _HELD_UNTIL.label("held_until"),
+    _FIRST_UNTIL.label("first_until"),
     _SEEN_AT.correlate(StudyRow).scalar_subquery().label("seen_at"),
     UtcNow().label("now"),
 ).where(StudyRow.state == StudyState.RUNNING)
@@ -181,12 +190,34 @@ def read_living(session: Session) -> list[RegisteredWorker]:
     return [worker for worker in found if worker.identity.is_alive() is not False]
 
 
-def read_left(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A worker of which nothing is heard, by the database's clock."""
+
+    since: datetime
+    has_left: bool = False
+    """Whether it has left its study, which is queued when the next worker comes."""
+
+    @property
+    def until(self) -> datetime:
+        """Time at which the probe that it holds is given up."""
+        return self.since + timedelta(seconds=lease.LEASE_S)
+
+
+def silence_of(lease_until: datetime, now: datetime) -> Silence | None:
+    """The silence of a worker that has missed two renewals of its lease, or more."""
+    since = lease_until - timedelta(seconds=lease.LEASE_S)
+    is_silent = since + timedelta(seconds=lease.LEASE_S * SILENT) <= now
+    return Silence(since=since) if is_silent else None
+
+
+def read_silent(
     session: Session, studies: Iterable[StudyRow | Row[Any]] | None = None
-) -> dict[str, datetime]:
-    """Running studies, of all or of these rows, that no worker is at, with the last sign of the one
-    that was: the leases of its probes are over, or it holds none and its process is gone or, where
-    that cannot be seen from here, silent for as long. They are queued when the next worker comes.
+) -> dict[str, Silence]:
+    """Running studies, of all or of these rows, of whose worker nothing is heard.
+
+    It has left a study when the leases of its probes are over, or when it holds none and its
+    process is gone or, where that cannot be seen from here, silent for as long.
     """
     wanted = _RUNNING
     if studies is not None:
@@ -194,24 +225,29 @@ def read_left(
             return {}  # as mostly, and without a query
         wanted = _RUNNING.where(StudyRow.id.in_(running))
     patience = timedelta(seconds=lease.LEASE_S)
-    left = {}
+    silent = {}
     for row in session.execute(wanted):
         is_alive, sign = None, row.held_until and row.held_until - patience
         if sign is None:
             is_alive = WorkerIdentity.from_dict(row.worker).is_alive() if row.worker else None
             sign = max(filter(None, (row.seen_at, row.worker_seen_at)), default=row.asked_at)
         if sign + patience <= row.now if is_alive is None else not is_alive:
-            left[row.id] = sign
-    return left
+            silent[row.id] = Silence(since=sign, has_left=True)
+        elif row.first_until and (found := silence_of(row.first_until, row.now)):
+            silent[row.id] = found
+    return silent
 
 
-def state_of(row: StudyRow | Row[Any], left: Mapping[str, datetime]) -> dict[str, Any]:
+def state_of(row: StudyRow | Row[Any], silent: Mapping[str, Silence]) -> dict[str, Any]:
     """The ``state`` of a study and its ``reason``, which is another than its row's of one of those
-    that :func:`read_left` finds."""
-    if (since := left.get(row.id)) is None:
+    that :func:`read_silent` finds."""
+    if (one := silent.get(row.id)) is None:
         return {"state": row.state, "reason": row.reason}
-    reason = f"its worker gave no sign of life since {since:%H:%M:%S} UTC"
-    return {"state": StudyState.QUEUED, "reason": reason}
+    if one.has_left:
+        reason = f"its worker gave no sign of life since {one.since:%H:%M:%S} UTC"
+        return {"state": StudyState.QUEUED, "reason": reason}
+    reason = f"its worker has not been heard of since {one.since:%H:%M:%S} UTC; its probe"
+    return {"state": row.state, "reason": f"{reason} is given up at {one.until:%H:%M:%S}"}
 
 
 def _read(session: Session, *where: ColumnElement[bool]) -> list[RegisteredWorker]:

@@ -94,8 +94,8 @@ def test_suggest_probes_answers_and_is_continued(command, environment, preloaded
     assert found["state"] == "done"
     lines = first.stderr.splitlines()
     assert lines[0].startswith(f"study {found['study_id']}: tiny on cpu:2 (accelerate), ")
-    assert lines[1].startswith("probe 1/2: ok")
-    assert lines[2].startswith(("probe 2/2: ok", "probe 2/2: stopped_early"))
+    assert lines[1].startswith("probe #1 (1/2): ok")
+    assert lines[2].startswith(("probe #2 (2/2): ok", "probe #2 (2/2): stopped_early"))
     assert len(lines) == 3
 
     with open_store() as store:
@@ -238,7 +238,7 @@ def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(command, environ
     assert found["best"]["memory"]["basis"] == "dry_run"
     assert set(found["probes"]) == {"ok"}
     assert found["best"]["guard"]["versions"]["torch"]
-    assert any(line.startswith("dry run 1/3: ok") for line in first.stderr.splitlines())
+    assert any(line.startswith("dry run #d1 (1/3): ok") for line in first.stderr.splitlines())
 
     other = [*command("suggest", *PREDICTED, "--json"), "--global-batch-size", "8"]
     cached = run(other, environment)

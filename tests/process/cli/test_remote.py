@@ -81,8 +81,8 @@ def test_a_service_s_answer_is_shown_and_its_files_written(
     sent = store.study(study.id).question.workload.model  # its file was read here
     assert (sent.name, sent.hidden_size) == ("tiny", TINY["hidden_size"])
     assert f"study {study.id} at http://127.0.0.1" in found.err
-    assert "probe 1/4: ok" in found.err
-    assert "probe 2/4: ok" in found.err
+    assert "probe #1 (1/4): ok" in found.err
+    assert "probe #2 (2/4): ok" in found.err
     for text in ("\nAnswer ", f"\nWritten  {path}\n", "\nNext     accelerate launch", study.id):
         assert text in found.out, found.out
     assert yaml.safe_load(path.read_text())

@@ -167,6 +167,6 @@ def test_a_service_answers(asked, service, database):
     assert found.study_id == study.id
     assert found.provenance is tuner.Provenance.MEASURED
     assert any(line.startswith(f"study {study.id} at {url}") for line in lines)
-    assert any(line.startswith("probe 2/2: ok") for line in lines)
+    assert any(line.startswith("probe #2 (2/2): ok") for line in lines)
     assert store.study(study.id).limits.fidelity is Fidelity.MEASURED
     assert not database.exists()

@@ -19,9 +19,13 @@ from tuner.store.tables import (
     ProbeRow,
 )
 
-RECORDED = re.compile(r"probe (\d+): \w+ after [\d.]+ s(?!.*\(not recorded)")
+RECORDED = re.compile(
+    r"(?:probe|dry run) #(d?\d+ of st-\w+): \w+ after [\d.]+ s(?!.*\(not recorded)"
+)
 """What a worker says when the database has confirmed a result."""
-AGAIN = re.compile(r"probe (\d+): (?:crashed|communication_error|device_lost) after")
+AGAIN = re.compile(
+    r"(?:probe|dry run) #(d?\d+ of st-\w+): (?:crashed|communication_error|device_lost) after"
+)
 """Of these some are tried again."""
 
 
@@ -54,7 +58,7 @@ def overlaps(notes):
 def confirmed(logs):
     """How often each probe's result was confirmed to a worker, those tried again apart."""
     return Counter(
-        int(found[1])
+        found[1]
         for log in logs
         for line in log.splitlines()
         if not AGAIN.search(line) and (found := RECORDED.search(line))
@@ -64,16 +68,21 @@ def confirmed(logs):
 def mistakes(store):
     """What the database holds that must not be, once all studies are at their ends."""
     with store.transactions.read() as session:
-        probes = session.execute(select(ProbeRow.id, ProbeRow.state)).all()
+        probes = session.execute(
+            select(ProbeRow.id, ProbeRow.state, ProbeRow.study_id, ProbeRow.number)
+        ).all()
         results = Counter(session.scalars(select(MeasurementRow.probe_id)))
         attempts = session.execute(
             select(AttemptRow.probe_id, AttemptRow.state, func.count())
             .group_by(AttemptRow.probe_id, AttemptRow.state)
         ).all()  # fmt: skip
         held = session.scalars(select(DeviceRow.device)).all()
-        told = select(EventRow.data).where(EventRow.kind == EventKind.PROBE)
+        ids = {(one.study_id, one.number): one.id for one in probes}
+        told = select(EventRow.study_id, EventRow.data).where(EventRow.kind == EventKind.PROBE)
         ended = Counter(
-            data["probe"] for data in session.scalars(told) if data["state"] == ProbeState.DONE
+            ids.get((study_id, data["number"]))
+            for study_id, data in session.execute(told)
+            if data["state"] == ProbeState.DONE
         )
     running = [one.probe_id for one in attempts if one.state == AttemptState.RUNNING]
     open_ones = [one.id for one in probes if one.state != ProbeState.DONE]

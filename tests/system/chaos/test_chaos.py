@@ -23,6 +23,7 @@ from tests.system.chaos.evidence import confirmed, left, mistakes, overlaps, spa
 from tests.system.chaos.processes import Member, service, worker
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import StudyState
+from tuner.core.words import number_text
 from tuner.store import open_store
 from tuner.store.workers import Workers
 
@@ -228,7 +229,9 @@ def check_database(store, size, workers):
     assert set(outcomes) <= {Outcome.OK, Outcome.STOPPED_EARLY, Outcome.WORKER_LOST}
     assert outcomes.count(Outcome.WORKER_LOST) <= len(outcomes) / 20 + 1
     told = confirmed(member.log for member in workers)
-    ended = {probe.row_id for study in studies for probe in study.probes}
+    ended = {
+        f"{number_text(probe.id)} of {study.id}" for study in studies for probe in study.probes
+    }
     assert set(told.values()) == {1}
     assert set(told) <= ended
 

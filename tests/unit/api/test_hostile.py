@@ -107,7 +107,7 @@ def guarded(app, watch, monkeypatch):
     monkeypatch.setattr(os, "stat", watch.stat)
     monkeypatch.setattr(os, "lstat", watch.stat)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
-        for model in (TINY, "llama-3.1-8b", "meta-llama/Llama-3.1-8B"):
+        for model in (TINY, "llama-3.1-8b", "meta-llama/Llama-3.1-8B", "no/such-model"):
             # Our own files, which are read once.
             client.post("/tune", json={**PREDICTED, "workload": {**WORKLOAD, "model": model}})
 

@@ -6,8 +6,10 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from tests.unit.api.studies import MEASURED, PREDICTED, question_of
+from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, question_of
+from tuner.core.cluster import parse_cluster
 from tuner.core.study import Limits
+from tuner.errors import UnknownNameError
 from tuner.store.tables import StudyRow
 
 JSON = {"Content-Type": "application/json"}
@@ -66,6 +68,20 @@ def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(client
     assert {one["study_id"] for one in listed} == {bad, good}
     client.delete(f"/tune/{bad}")  # it can be got rid of
     assert client.get("/tune?state=cancelled").json()["studies"][0]["study_id"] == bad
+
+
+def test_an_unknown_gpu_is_refused_from_every_door_with_the_same_words(client):
+    with pytest.raises(UnknownNameError) as refused:
+        parse_cluster("8xh1000")
+    assert refused.value.nearest == ["h100-80gb", "h200", "h100-nvl"]
+    one = {"workload": WORKLOAD, "cluster": "8xh1000"}
+    doors = [client.post(path, json=one).json() for path in ("/tune", "/size")]
+    for body in doors:
+        assert body["allowed"] == refused.value.allowed
+        assert body["nearest"] == refused.value.nearest
+    settings = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
+    predicted = client.post("/predict", json={**one, "settings": settings}).json()
+    assert predicted["reason"] == refused.value.allowed
 
 
 def test_of_several_fields_the_first_is_told_and_how_many_more(client):

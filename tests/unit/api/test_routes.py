@@ -17,7 +17,7 @@ from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
-VALUES = {"study_id": "st-0123456789ab", "format_name": "accelerate", "probe_id": "1"}
+VALUES = {"study_id": "st-0123456789ab", "format_name": "accelerate", "number": "1"}
 # The scope of each route for tools, and of pages. A new route belongs here.
 SCOPES = {
     ("GET", "/tune"): Scope.READ,
@@ -40,7 +40,7 @@ PAGES = {
     ("GET", "/compare"): Scope.READ,
     ("GET", "/studies/{study_id}"): Scope.READ,
     ("GET", "/studies/{study_id}/live"): Scope.READ,
-    ("GET", "/studies/{study_id}/probes/{probe_id}"): Scope.READ,
+    ("GET", "/studies/{study_id}/probes/{number}"): Scope.READ,
     ("GET", "/studies/{study_id}/settings"): Scope.READ,
     ("POST", "/studies/{study_id}/cancel"): Scope.SUBMIT,
     ("POST", "/studies/{study_id}/labels"): Scope.SUBMIT,

@@ -12,9 +12,10 @@ from sqlalchemy import update
 
 from api.answers import Answers, brief
 from api.app import tidy
-from api.schemas import Brief, Study, Submitted
+from api.schemas import Brief, Study, Submitted, SubmittedBrief
 from tests.questions import question_about
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
+from tuner.client.remote import study_of
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.script import read_script
@@ -25,6 +26,7 @@ from tuner.machine import Machine, ReportedGpu
 from tuner.model import load_model
 from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, next_probe
+from tuner.results.summary import in_brief
 from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
 from tuner.store.workers import Workers
@@ -93,6 +95,17 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     assert ask(client, other).json()["state"] != "cancelled"
 
 
+def test_probes_have_the_numbers_that_a_client_shows(client, store):
+    ask(client, {**MEASURED, "cluster": "cpu:4"})  # another study's rows come first
+    path = ask(client, MEASURED).headers["location"]
+    (other,) = (one.id for one in store.studies() if one.id not in path)
+    probe(store, other)
+    known = probe(store, path.rpartition("/")[2])
+    probes = client.get(f"{path}/probes").json()["probes"]
+    read = study_of(client.get(path).json(), probes)
+    assert [one.id for one in read.probes] == [one.id for one in known.probes]
+
+
 def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, keep_dry_runs):
     other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).headers["location"]
     pending = client.get(f"{other}?view=brief").json()
@@ -109,7 +122,19 @@ def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, keep_d
     speed = best["tokens_per_s_per_gpu"]["value"]
     assert short["tokens_per_s_per_gpu"] == float(f"{speed:.4g}")
     assert short["needed_gib"] == float(f"{best['memory']['needed_gib']['value']:.4g}")
+    assert short["warnings"] == []
+    found = {
+        "facts": [{"kind": "chosen"}, {"kind": "other_load"}],
+        "explanation": ["Best.", "Busy."],
+    }
+    assert in_brief({**full, "suggestion": {**full["suggestion"], **found}})["warnings"] == [
+        "Busy."
+    ]
     assert client.get(f"/tune/{full['study_id']}?view=long").status_code == 422
+    asked = client.post("/tune?view=brief", json=PREDICTED)
+    SubmittedBrief.model_validate(asked.json())
+    assert asked.json() == {**short, "notes": full["notes"]}
+    assert asked.json()["terms_id"] == full["terms_id"]
     listed, unknown = client.get("/tune").json()["studies"]
     assert unknown["answer"]["settings"] is None
     assert listed["answer"]["settings"].items() >= best["settings"].items()

@@ -70,6 +70,7 @@ def test_when_nothing_fits_it_says_what_would_be_needed(lab, capsys, as_json):
     out, err = capsys.readouterr()
     said = err if as_json else out.replace("\n", " ")
     assert "othing that was probed fits: " in said
+    assert ".." not in said
     assert finish(replace(spent, state=StudyState.FAILED), (), as_json=as_json) == 3
     out, err = capsys.readouterr()
     if as_json:

@@ -205,7 +205,7 @@ def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, que
     assert found.code == 4
     assert MISCOUNTED in found.json["trains_wrongly"]
     assert found.json["fits"] is True
-    assert "this trains something else: such settings ended as wrong_result" in found.err
+    assert "this trains something else: such settings ended as wrong result" in found.err
 
 
 def test_studies_of_other_knobs_count_too(cli, made, question, tmp_path):

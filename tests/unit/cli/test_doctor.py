@@ -1,9 +1,11 @@
 """``tuner doctor`` on this machine, with verdicts put into its database by hand."""
 
 from importlib import metadata
+from itertools import takewhile
 
 import pytest
 
+from tuner.cli.console import TEXT_WIDTH
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
 from tuner.guard.check import CheckState, GuardCheck
@@ -34,6 +36,12 @@ def test_before_anything_was_checked(cli, database):
     assert "cpu_offload=true: not seen to act on a CPU" in result.out
     assert "tuner doctor --run checks them" in result.out
     assert not database.exists()
+
+
+def test_facts_are_as_wide_as_text_without_blanks_at_their_ends(cli):
+    lines = [*takewhile(bool, cli("doctor").out.splitlines())]
+    assert len(lines) > 5
+    assert [line for line in lines if line != line.rstrip() or len(line) > TEXT_WIDTH] == []
 
 
 def test_a_failure_is_the_exit_code(cli, database):

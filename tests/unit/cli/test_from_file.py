@@ -7,7 +7,7 @@ import yaml
 
 import tuner
 from tuner.catalog.versions import version_table
-from tuner.client.from_file import patched, read_question
+from tuner.client.from_file import left_out, patched, read_question
 from tuner.client.request import read_here
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
@@ -75,6 +75,7 @@ def test_a_file_is_answered_shown_and_changed(cli, mine):
     )
     assert "tuner export" not in shown.out
     assert "% tokens/s, " in said
+    assert "a predicted lead like this was real " in said
     assert "-  tp: 8   # one node\n" in shown.out
     assert "+  tp: " in shown.out
     assert mine.read_text(encoding="utf-8") == NANOTRON
@@ -283,6 +284,18 @@ def test_of_a_tie_the_file_is_changed_least(cli, tmp_path, more, each):
     assert found["best"]["settings"]["sync_each_batch"] is False  # the answer itself
 
 
+def test_where_nothing_fits_nothing_is_to_be_started(cli, tmp_path):
+    path = tmp_path / "ax.yaml"
+    text = AXOLOTL.replace("qlora", "lora").replace("load_in_4bit: true\n", "")
+    path.write_text(text.replace("2048", "8192"), encoding="utf-8")
+    shown = cli(
+        "suggest", "--from", str(path), "--cluster", "2xrtx-4090", "--fidelity", "predicted"
+    )
+    assert (shown.code, "Nothing fits: " in shown.out) == (3, True), shown.err
+    assert "sharding must be ddp with an adapter" in " ".join(shown.out.split())
+    assert "axolotl train" not in shown.out
+
+
 def exported(tmp_path, format_name, cluster="8xh100-80gb"):
     asked = {"cluster": cluster, "model": "qwen2.5-0.5b", "sequence_length": 1024}
     stack = {"framework": "accelerate", "precision": "bf16_mixed"}
@@ -317,6 +330,35 @@ def test_a_file_that_is_started_by_itself_is_answered(cli, tmp_path):
     assert shown.code == 0, shown.err
     said = " ".join(shown.out.partition("Your file: ")[2].split())
     assert "is of env, which is not changed: export the answer" in said
+
+
+def test_arguments_that_name_their_study_are_answered_as_they_are_checked(cli, tmp_path):
+    path = tmp_path / "args.json"
+    job = ("--model", "llama-3.1-8b", "--sequence-length", "4096", "--global-batch-size", "32")
+    place = ("--cluster", "4xa100-80gb", "--fidelity", "predicted")
+    made = cli("suggest", *job, *place, "--framework", "trainer", "--write", f"trainer={path}")
+    assert made.code == 0, made.err
+    shown = cli("suggest", "--from", str(path), *place, "--why")
+    assert shown.code == 0, shown.err
+    said = " ".join(shown.out.split())
+    assert "best the file has the fastest settings that fit already" in said
+    assert f"SCRIPT.py {path} More" in said  # it, and no export of the same
+    assert "left out tp_size=2: no field of the file can be made to say it" in said
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("tuner st-", "tuner st-0"), encoding="utf-8")
+    other = cli("suggest", "--from", str(path), *place)
+    assert "which the file names, is not in this database" in other.err
+
+
+def test_values_that_a_file_cannot_say_are_told(tmp_path):
+    path = tmp_path / "ax.yaml"
+    path.write_text(AXOLOTL_FULL, encoding="utf-8")
+    asked = {"cluster": "8xa100-80gb", "fidelity": "predicted"}
+    found = {"activation_checkpointing": ["every_2"], "sharding": ["ddp"], "tp_size": [2, 4]}
+    for knobs, left in (({}, found), ({"sharding": ["full_shard"]}, {**found, "sharding": []})):
+        question = read_question(str(path), None, {**asked, "knobs": knobs})
+        job = question.request.question(installed_versions())
+        assert left_out(question, job) == {name: values for name, values in left.items() if values}
 
 
 def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tuner.cli.progress import LiveTable, terminal, to_stderr
 from tuner.client.answered import PlainLines
+from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeState, StudyState
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
@@ -49,15 +50,25 @@ def test_plain_lines_are_one_for_each_finished_probe(finished, capsys):
     assert isinstance(terminal().progress_of(finished), PlainLines)  # for files and pipes
     out, err = capsys.readouterr()
     *lines_said, last = err.splitlines()
-    assert last.startswith("probe 1/5: crashed")
+    assert last.startswith("probe #3 (1/5): crashed")
     batch = "micro_batch_size=4,gradient_accumulation_steps=1"
     assert out == ""
     assert lines_said == [
-        f"probe 1/5: ok, 20.0 MiB, 1,281 tokens/s per rank [sharding=full_shard,{batch}]",
-        f"probe 2/5: oom, more than 65.0 MiB [sharding=ddp,{batch}]",
-        "probe 3/5: crashed, rank 0 raised RuntimeError: no such kernel"
+        f"probe #1 (1/5): ok, 20.0 MiB, 1,281 tokens/s per rank [sharding=full_shard,{batch}]",
+        f"probe #2 (2/5): out of memory, more than 65.0 MiB [sharding=ddp,{batch}]",
+        "probe #3 (3/5): crashed, rank 0 raised RuntimeError: no such kernel"
         " [sharding=ddp,micro_batch_size=1,gradient_accumulation_steps=4]",
     ]
+
+
+def test_dry_runs_on_the_way_take_no_number_of_a_probe(finished, capsys):
+    probe = finished.probes[0]
+    wanted = replace(probe.request, fidelity=Fidelity.PREDICTED)
+    with PlainLines(replace(finished, probes=()), to_stderr) as lines:
+        lines.show(replace(finished, probes=(replace(probe, id=-1, request=wanted), probe)))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("dry run #d1: ok")
+    assert second.startswith("probe #1 (1/5): ok")
 
 
 def frames(study, *later, width=80, height=24):

@@ -61,6 +61,19 @@ def test_what_is_reached_nowhere_or_fits_nowhere_has_exit_codes(cli):
     assert "it fits on none of these: 2xa100-80gb: nothing is sure to fit" in small.err
 
 
+def test_why_nothing_is_sharded_is_said_where_nothing_fits_for_it(cli):
+    job = ("--model", "llama-3.1-8b", "--adapter", "lora", "--framework", "trainer")
+    place = ("--cluster", "8xrtx-4090", "--sequence-length", "8192", "--global-batch-size", "32")
+    found = cli("size", *job, *place)
+    assert found.code == 3
+    assert "sharding must be ddp with an adapter: the Trainer shards" in found.err
+    refused = cli(
+        "suggest", *job, *place, "--fidelity", "predicted", "--knob", "sharding=full_shard"
+    )
+    assert refused.code == 2
+    assert "got 'full_shard'; must be ddp with an adapter: the Trainer shards" in refused.err
+
+
 def test_a_family_s_largest_model_is_found(cli):
     options = ("--cluster", "4xa100-80gb", "--memory-limit", "1600MiB", "--json")
     rows = cli("size", *ASKED[2:], "--family", "stories42m", *options).json["rows"]

@@ -1,6 +1,11 @@
 """``tuner studies``."""
 
+from dataclasses import replace
+
+from tuner.client.answered import keep_line
 from tuner.core.study import Limits
+from tuner.explain.known import best_known
+from tuner.results.summary import summary_of
 from tuner.store import open_store
 
 
@@ -50,6 +55,23 @@ def test_studies_are_listed_by_their_labels(cli, answered):
     ]
     none = cli("studies", "list", "--label", "job=18")
     assert (none.code, none.out.strip()) == (0, "no study is labelled job=18")
+
+
+def test_a_study_with_an_answer_is_listed_as_done(cli, answered):
+    assert " done " in cli("studies", "list").out
+
+
+def test_a_study_without_an_answer_is_not_listed_as_done(cli, failed):
+    listed = cli("studies", "list").out
+    assert (" no answer " in listed, " done " in listed) == (True, False)
+    with open_store() as store:  # as a page that was looked at keeps it
+        line, event = summary_of(failed, best_known(failed)), store.status(failed.id).newest_event
+        keep_line(store, replace(line, shown_state="not measured"), event)
+    assert " not measured " in cli("studies", "list").out
+    assert "no answer (" in cli("studies", "show", failed.id).out
+    with open_store() as store:
+        store.ask(failed.question, failed.limits)
+    assert "measured" not in cli("studies", "list").out, "asked again, it is open"
 
 
 def test_a_study_is_deleted_at_its_end(cli, answered):

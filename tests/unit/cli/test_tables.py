@@ -43,6 +43,11 @@ def test_the_table_is_sorted_and_marked(study):
     ]
 
 
+def test_where_no_memory_is_known_its_unit_is_no_small_one(lab):
+    lines = drawn(lab.study(("sharding=ddp,micro_batch_size=1", lab.crashed())), 80)
+    assert "GiB" in lines[1]
+
+
 def test_cells_are_text_and_not_markup():
     console = Console(width=80)
     with console.capture() as capture:

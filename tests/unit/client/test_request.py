@@ -10,7 +10,7 @@ from tests.records import VERSIONS
 from tuner.client.cases import NotCoveredError, read_case
 from tuner.client.parts import LARGEST_FILE_BYTES
 from tuner.client.request import MOST_SETTINGS, read_cluster, read_here, read_request
-from tuner.client.values import model_note, read_model, uncovered_gpu, uncovered_model_type
+from tuner.client.values import is_misspelled, model_note, read_model, uncovered_model_type
 from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
@@ -494,7 +494,6 @@ def test_what_is_not_covered_is_no_mistake(lab):
     for covered in ("llama", "mamba", "", None, 5, ["llama"]):
         assert uncovered_model_type(covered) == ""
     for misspelled in ("h100-80bg", "a10080gb", "mi300"):
-        assert uncovered_gpu(misspelled, ("h100-80gb", "a100-80gb", "mi300x")) == ""
+        assert is_misspelled(misspelled, ("h100-80gb", "a100-80gb", "mi300x"))
     for other in ("r300", "h800-80gb", "tpu-v5e", "x" * 5000):
-        assert "is not in the catalogue" in uncovered_gpu(other, ("h100-80gb", "h200"))
-        assert len(uncovered_gpu(other, ("h100-80gb",))) < 400
+        assert not is_misspelled(other, ("h100-80gb", "h200"))

@@ -119,6 +119,12 @@ def test_others_as_fast_are_no_lighter():
     one, several = (fact("tied_with_others", probes=ids, more=0) for ids in ((2,), (2, 3)))
     assert told(one).why == ("As fast as #2, which is no lighter.",)
     assert told(several).why == ("As fast as #2, #3, which are no lighter.",)
+    second = facts.next_best(evaluation(2, settings=Settings(micro_batch_size=2)), LONGER)
+    untold = (
+        "Second: micro_batch_size=2 (2 s, +25.0%, 1.00 GiB); their runs do not tell the two apart."
+    )
+    assert told(one, second).why == (untold,)
+    assert told(several, second).why == ("As fast as #3, which is no lighter.", untold)
 
 
 def test_changes_that_were_run_come_first_then_the_largest():
@@ -171,8 +177,8 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
 def test_how_sure_says_what_more_probes_may_gain():
     gain = "3 more probes (36 s) may gain 3.0% on average, 11% or less nine times in ten"
     for is_spent, state, then in (
-        (True, StudyState.DONE, "; --max-probes 3 runs them"),
-        (False, StudyState.DONE, "; a smaller --tolerance looks on"),  # it stopped by that
+        (True, StudyState.DONE, "; --max-probes 3 allows 3 more"),
+        (False, StudyState.DONE, "; a smaller --tolerance asks for more"),  # it stopped by that
         (False, StudyState.RUNNING, ""),
     ):
         more = {"count": 3, "wall_s": 36.0, "mean": 0.03, "most": 0.11, "is_spent": is_spent}
@@ -257,6 +263,15 @@ def test_pairs_are_of_changes_that_do_not_suffice_alone():
     assert options_of(mixed) == [
         "--cluster 2xh200", "--optimizer adamw_8bit", "--precision bf16", "--adapter lora",
     ]  # fmt: skip
+
+
+def test_accelerate_is_a_way_out_where_the_trainer_shards_no_adapter():
+    asked = question_about("llama-3.1-8b", "8xrtx-4090", "trainer", tokens=8192, batch=32)
+    lora = replace(asked, workload=replace(asked.workload, adapter=Adapter()))
+    assert options_of(lora)[:2] == ["--framework accelerate", "--adapter qlora"]
+    of_file = ways_out(lora, LIMITS, of_file=True)
+    assert next(one.option for one in of_file) == "--adapter qlora"
+    assert "--framework accelerate" not in options_of(asked)  # which the Trainer shards
 
 
 def test_a_sequence_is_cut_to_a_quarter_unless_nothing_else_does():

@@ -198,6 +198,12 @@ def test_what_no_pair_tells_is_expected(lab):
     assert not {"tp_size", "micro_batch_size"} & knobs  # which probes tell
     assert not found["grounds"]["at_assumed_rates"]
     assert found["others_are_known"]
+    again = {
+        one["value"]: one for one in found["changes"] if one["knob"] == "activation_checkpointing"
+    }
+    assert again["full"]["memory_bytes"] < 0 < again["full"]["needed_bytes"]
+    assert again["full"]["fits"]
+    assert not again["full"]["probes"]
     alone = study_of(lab, (DDP, lab.ok(2.0, GIB)))  # a CPU, with nothing to accumulate or gather
     found = one(alone, "knobs_expected")
     knobs = {change["knob"] for change in found["changes"]}

@@ -66,7 +66,7 @@ def test_losses_of_another_model_or_number_format_are_no_neighbours():
         found = faults(failed, verdict(f"{tensor}=true", **other))
         assert on(found, f"sharding=full_shard,{tensor}=false") is None
         same = on(found, f"{tensor}=false", ranks=2)
-        assert same.why.startswith("such settings ended as wrong_result: rank 0: the optimizer")
+        assert same.why.startswith("such settings ended as wrong result: rank 0: the optimizer")
 
 
 def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is_seen():

@@ -511,6 +511,33 @@ def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(wri
         assert any("predicted whole" in one.effect for one in asked.uncounted)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{AXOLOTL}evals_per_epoch: 4\n", []),  # on nothing
+        (f"{AXOLOTL}evals_per_epoch: 4\nval_set_size: 0\n", []),
+        (f"{AXOLOTL}eval_strategy: no\nval_set_size: 0.1\n", []),
+        (f"{AXOLOTL}val_set_size: 0.1\neval_batch_size: 2\n", ["val_set_size"]),
+        (f"{AXOLOTL}val_set_size: 0.1\nevals_per_epoch: 4\neval_batch_size: 4\n",
+         ["evals_per_epoch", "eval_batch_size"]),
+        (f"{LLAMA_FACTORY}per_device_eval_batch_size: 8\n", []),
+        (f"{LLAMA_FACTORY}eval_strategy: steps\nper_device_eval_batch_size: 1\n",
+         ["eval_strategy"]),
+        (f"{LLAMA_FACTORY}eval_strategy: steps\neval_steps: 50\n",
+         ["eval_strategy", "per_device_eval_batch_size"]),  # 8 by default
+        (f"{TRL}eval_strategy: epoch\n", ["eval_strategy", "per_device_eval_batch_size"]),
+        ('{"output_dir": "out", "per_device_train_batch_size": 2, "eval_strategy": "no"}', []),
+        ('{"output_dir": "out", "per_device_train_batch_size": 2, "eval_strategy": "steps",'
+         ' "per_device_eval_batch_size": 16}', ["eval_strategy", "per_device_eval_batch_size"]),
+    ],
+)  # fmt: skip
+def test_evaluation_is_not_counted_and_told(written, text, told):
+    found = open_file(written(text)).found
+    assert [one.key for one in found.uncounted if "eval" in one.effect] == told
+    sizes = [str(one) for one in found.uncounted if "batch_size" in one.key]
+    assert all("more sequences at once than the" in one for one in sizes)
+
+
 @pytest.mark.parametrize("text", [AXOLOTL, LLAMA_FACTORY, TRL])
 def test_a_named_json_of_deepspeed_says_the_same_batch_or_auto(tmp_path, text):
     path, named = tmp_path / "train.yml", tmp_path / "ds.json"

@@ -134,14 +134,16 @@ def test_each_probe_is_a_mark_and_the_best_never_gets_worse(found):
         best = max(filter(None, (best, speed)), default=None)
         steps.append(BestSoFar(
             number=number, probe_id=number, fidelity=Fidelity.MEASURED, best=best,
-            outcome=Outcome.OK if speed else Outcome.OOM, tokens_per_s_per_gpu=known(speed),
+            outcome=Outcome.OK if speed else Outcome.HOST_OOM,
+            tokens_per_s_per_gpu=known(speed),
         ))  # fmt: skip
     made = progress(steps, per="GPU")
     assert len(made.marks) == len(found)
     assert all(0 < mark.across < 100 and 0 <= mark.down <= PROGRESS_PX for mark in made.marks)
     downs = [float(down) for down in re.findall(r"[V ]([\d.]+)", made.path)]
     assert downs == sorted(downs, reverse=True)
-    drawn("progress", made)
+    shown = str(drawn("progress", made))
+    assert None not in found or "host out of memory" in shown
 
 
 @given(st.dictionaries(st.sampled_from(["parameters", "logits_and_loss", OUTSIDE, "x"]),

@@ -105,6 +105,12 @@ def _said(**fields):
     return {one.name: one.said for one in wrong}
 
 
+def test_a_length_may_be_in_units_of_1024():
+    fields = {"workload.sequence_length": "8k"}
+    assert _request(**fields)["workload"]["sequence_length"] == 8192
+    assert "workload.sequence_length" in _said(**{"workload.sequence_length": "8kk"})
+
+
 def test_every_field_of_a_request_can_be_filled_in():
     paths = {
         path for name in specs() for path in (name, name.partition(".")[0], name.rpartition(".")[0])

@@ -10,6 +10,7 @@ from api.pages import listing
 from api.pages.form import all_wrong, read_form, texts_of
 from api.pages.listing import COLUMNS, STARTS, Wanted, csv_of, list_studies
 from tests.unit.api.studies import MEASURED, WORKLOAD, finish, probe, question_of
+from tests.unit.pages.made import crashed
 from tuner.core.quantity import Provenance
 from tuner.core.study import Limits, StudyState
 
@@ -107,6 +108,17 @@ def test_a_study_is_one_line_with_its_answer(store, answers, page, monkeypatch):
         assert words in shown.text, words
     assert shown.find("svg", class_="share")
     assert "data-moving" not in shown.attributes
+
+
+def test_a_study_without_an_answer_is_not_listed_as_done(store, answers):
+    study = ask(store)
+    probe(store, study.id, crashed())
+    finish(store, study.id)
+    (line,) = list_studies(store, answers, Wanted(), STILL).lines
+    assert line.state == "no answer"
+    store.ask(study.question, Limits())
+    (line,) = list_studies(store, answers, Wanted(), Ticking(60.0)).lines
+    assert line.state == "queued", "the line of its former end is still kept"
 
 
 def test_answers_are_computed_only_while_there_is_time(store, answers):

@@ -1,13 +1,14 @@
 """A study's page in parts: what they hold, whatever the study, and how large they get."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from api.pages.charts import OUTSIDE
-from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of
+from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of, study_page
 from tests.unit.pages.html import Element, read_part
-from tests.unit.pages.made import GIB, crashed, moments, ok, oom, question, shown, study
+from tests.unit.pages.made import GIB, crashed, moments, ok, oom, question, shown, study, whole
 from tuner.client.answered import with_launch
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.evaluation import Guard
@@ -19,6 +20,7 @@ from tuner.explain.known import best_known
 from tuner.results.summary import summary_of
 from tuner.space import enumerate_space
 from tuner.store import Moments
+from tuner.store.workers import Silence
 
 MOST_BYTES = 300_000
 AROUND_BYTES = 10_000
@@ -65,7 +67,8 @@ def test_what_to_run_and_what_to_copy():
     assert found.best is not None
     assert (found.per, found.share) == ("GPU", 30.25 / 76)
     assert {"sharding", "micro_batch_size"} <= dict(found.chosen).keys()
-    assert "sync_each_batch" in dict(found.usual), "it is at its default"
+    assert "sync_each_batch" in dict(found.chosen), "the second best has another value"
+    assert "fused_loss" in dict(found.usual), "it is at its default"
     assert "tp_recompute_allgather" not in {**dict(found.chosen), **dict(found.usual)}, "inactive"
     tabs = {tab.id: tab for tab in found.tabs}
     assert list(tabs)[-2:] == ["settings", "launch"]
@@ -83,6 +86,9 @@ def test_an_answer_that_is_not_the_fastest_mark_says_why():
     note = answer(study(question(tp_size=[1]), found)).note
     assert note.startswith("Tied with ")
     assert note.endswith("this one needs 40.0 GiB less.")
+    suggestion = best_known(study(question(), FOUND))
+    busy = replace(suggestion, facts=({"kind": "other_load"},), explanation=("Cores were taken.",))
+    assert answer_of(study(question(), FOUND), busy, None).note == "Cores were taken."
 
 
 def test_an_adapter_is_named_and_its_code_is_beside_the_file_of_its_framework():
@@ -152,6 +158,7 @@ def test_figures_of_each_part(page):
         "answer": (
             "Run this",
             "1.01 s",
+            "8 GPUs: ",
             "80% intervals",
             "30.2 GiB",
             "40% of 76.0 GiB",
@@ -238,11 +245,30 @@ def test_what_runs_and_since_when():
     assert "#1 ok" in words(told), "the figures of each probe as it comes"
 
 
+def test_a_worker_that_is_not_heard_of_is_told():
+    made = study(question(), [ok(1.0, 1, GIB), None, None], StudyState.RUNNING)
+    silence = Silence(since=datetime(2026, 11, 21, 6, 0, 30, tzinfo=UTC))
+    silent = replace(moments(made), silent={2: silence})
+    said = status_of(made, silent).said
+    assert said.startswith("Probe #2 (its worker has not been heard of), Probe #3 are running")
+    first, second = (
+        words(one) for one in part(study_page(whole(made), silent), "status").find("li")[:2]
+    )
+    assert "was running: its worker has not been heard of for" in first
+    assert "it is given up at 06:01:30 UTC" in first
+    assert "is running, for" in second
+
+
 def test_dry_runs_are_not_counted_as_probes():
     made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
     wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
     both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
     assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes, and 1 dry run"
+    probes = (replace(both.probes[0], id=-1), *made.probes)
+    shown_both = part(shown(replace(both, probes=probes)), "probes")
+    assert "All 2 probes and dry runs" in words(shown_both)
+    assert {one["id"] for one in shown_both.find("tr") if one.get("id")} == {"p1", "pd1"}
+    assert {one["href"] for one in shown_both.find("a")} >= {"?probe=1", "?probe=d1"}
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
     assert status_of(over, Moments()).budgets[0].words == "2 probes, and 1 dry run", "not 2 of 1"

@@ -1,11 +1,15 @@
 """``/studies/{id}`` over HTTP: the page, its parts, evidence, and cancelling."""
 
-import pytest
+from datetime import UTC, datetime
 
-from tests.unit.api.studies import MEASURED, probe, question_of
+import pytest
+from sqlalchemy import update
+
+from tests.unit.api.studies import MEASURED, claimed, probe, question_of
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, stored, study
 from tuner.core.study import Limits, StudyState
 from tuner.store.access import Action, Audit
+from tuner.store.tables import AttemptRow
 
 FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed()]
 
@@ -66,6 +70,19 @@ def test_the_evidence_of_a_probe(page, done, running):
     page(f"/studies/{done}/probes/0", 422)
     page("/studies/st-ffffffffffff", 404)
     page("/studies/st-ffffffffffff/probes/1", 404)
+
+
+def test_a_lost_attempt_is_part_of_the_evidence(page, store, browser, running):
+    claim = claimed(store, running)
+    with store.transactions.write() as session:
+        session.execute(update(AttemptRow).values(lease_until=datetime(2000, 1, 1, 12)))
+    assert store.reap() == 1
+    told = words(page(f"/studies/{running}/probes/{claim.probe.id}"))
+    assert f"lost at {datetime.now(UTC):%Y-%m-%d}" in told
+    assert f"(no sign of its worker for 60 s); {claim.worker.name} had it since" in told
+    probe = browser.get(f"/tune/{running}/probes").json()["probes"][-1]
+    (wasted,) = probe["wasted"]
+    assert (wasted["number"], wasted["state"], wasted["worker"]) == (1, "lost", claim.worker.name)
 
 
 def test_a_study_is_cancelled_from_its_page(browser, page, store, running):

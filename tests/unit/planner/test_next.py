@@ -160,7 +160,7 @@ def test_that_nothing_fits_is_not_said_where_some_failed_otherwise(lab):
     assert stop.nothing_fits == ""
     said = "all settings that may fit were probed; none of the settings probed gave a result that"
     assert stop.reason.startswith(
-        (f"{said} fits; the last: crashed", f"{said} fits; the last: oom")
+        (f"{said} fits; the last: crashed", f"{said} fits; the last: out of memory")
     )
 
 
@@ -188,7 +188,7 @@ def test_three_times_the_same_accident_ends_a_request(lab, outcome):
     assert len({p.request.settings for p in study.probes}) == len(study.probes) == ENOUGH
     assert stop.nothing_fits == ""
     assert stop.reason == (
-        f"3 settings ended as {outcome} (the connection was closed), and none ran:"
+        f"3 settings ended as {outcome.words} (the connection was closed), and none ran:"
         f" {LOOK_AT[outcome]}"
     )
     later = next_probe(replace(study, probes_before=ENOUGH))

@@ -84,7 +84,7 @@ def after(study, request, said, dry_run_of):
 
 def test_the_layout_of_the_winner_is_dry_run(predicted, play):
     study, stop = play(predicted(), lambda settings: 20.0)
-    assert stop.reason == "the layout of the best settings was dry-run"
+    assert stop.reason == "the memory of the best settings was checked by a dry run"
     found = answer(study)
     assert found.best.basis is Basis.DRY_RUN
     assert found.best.settings.layout in {p.request.settings.layout for p in study.probes}
@@ -305,17 +305,23 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_request(pr
 
 
 def finding(seconds, needed, **knobs):
-    return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, most_bytes=needed)
+    return SimpleNamespace(
+        settings=Settings(**knobs), seconds=seconds, most_bytes=needed, limit_bytes=1000
+    )
 
 
 def test_ties_go_to_less_memory_then_to_simplicity():
     asked = ask()
     fast = finding(1.0, 100, tp_size=2)
-    light = finding(1.005, 50)
+    light = finding(1.005, 50, tp_size=4)
     simple = finding(1.001, 100)
     slow = finding(1.5, 10)
     choice = choose_predicted(asked, [fast, light, slow], 0.01)
     assert (choice.best, choice.fastest) == (light, fast)
+    # a hundredth of the limit is what counts, among the light ones too
+    assert choose_predicted(asked, [fast, finding(1.005, 91, tp_size=4)], 0.01).best is fast
+    as_light = finding(1.002, 59)
+    assert choose_predicted(asked, [fast, as_light, light], 0.01).best is as_light
     assert choose_predicted(asked, [fast, simple, slow], 0.01).best is simple
     assert choose_predicted(asked, [], 0.01) is None
 

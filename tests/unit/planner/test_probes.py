@@ -17,7 +17,7 @@ from tuner.planner.probes import at_todays_rates, repriced
 from tuner.results.points import rows_of
 from tuner.space import enumerate_space
 
-RAW = {*["id", "number", "settings", "fidelity", "repetition", "accumulation_counts", "state"]}
+RAW = {*["number", "settings", "fidelity", "repetition", "accumulation_counts", "state"]}
 RAW |= {"memory_limit_bytes", "finished_at", "measurement"}
 DERIVED = {"outcome", "fits", "step_time_s", "tokens_per_s_per_gpu"}
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tuner.core.answer import Grounds
@@ -30,13 +32,19 @@ def test_what_was_not_timed_scales_with_what_was(lab):
     assert tenfold == pytest.approx(10 * one, rel=0.2)
 
 
-def test_effects_are_means_over_pairs_that_differ_in_one_knob(lab):
+def test_effects_are_of_the_answer_itself_else_means_over_pairs_that_differ_in_one_knob(lab):
     study = study_of(lab)
     expectation, best = outlook_of(study), parse_settings(DDP)
-    ((_, change, pairs),) = expectation.effects(best, "activation_checkpointing", ["full"])
-    assert pairs == 23  # of 46 legal settings, each with and without
+    full = replace(best, activation_checkpointing="full")
+    ((_, other, change, pairs),) = expectation.effects(best, "activation_checkpointing", ["full"])
+    assert (other, pairs) == (full, 1)
+    assert change == expectation.change(best, full)
     assert change.low < change.ratio < change.high
     assert change.ratio > 1.05  # computing forward again is predicted, and was measured
+    split = replace(best, tp_size=2, tp_recompute_allgather=True)  # which one rank does not have
+    ((_, other, change, pairs),) = expectation.effects(split, "tp_size", [1])
+    assert other is None
+    assert pairs > 1
 
 
 def test_grounds_say_whether_rates_are_known(lab):

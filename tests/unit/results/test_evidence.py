@@ -65,7 +65,7 @@ def test_what_closes_a_class_speaks_against_its_other_settings():
     wrong = Measurement(outcome=Outcome.KNOB_INACTIVE, detail="nothing was reduced")
     study = measured_study([(SHARDED, make_ok(1.0, 500 * MIB)), (SHARDED_TWO, wrong)])
     assert seen(study, SHARDED).fits is False
-    assert seen(study, SHARDED).why == "settings of its layout ended as knob_inactive"
+    assert seen(study, SHARDED).why == "settings of its layout ended as knob inactive"
     assert seen(study, SHARDED_TWO).why == "nothing was reduced"
 
 

@@ -22,7 +22,7 @@ from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.explain.known import answer
 from tuner.planner.knowledge import learned
-from tuner.results.points import FEWEST_WEIGHED, Evidence, importance, points
+from tuner.results.points import FEWEST_WEIGHED, Evidence, importance, points, rows_of
 from tuner.space import enumerate_space
 
 FOUR = Settings(micro_batch_size=4)
@@ -83,6 +83,18 @@ def test_the_answer_goes_first_then_the_fastest():
     found = points(study, answer(study))
     assert [point.settings for point in found] == [SHARDED, SPLIT, TWO, FOUR]
     assert [point.probe_ids for point in found] == [(2,), (4,), (1,), (3,)]
+
+
+def test_a_table_has_the_intervals_of_the_answer():
+    """Which of several that tie is chosen, and how runs of others differ, widen them alike."""
+    told = [(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_ok(1.1, 500 * MIB))]
+    study = measured_study([*told, (TWO, make_ok({2: (1.01, 1.03)}, 400 * MIB))])
+    best = answer(study).best
+    rows = {row.settings: row for row in rows_of(study, learned(study))}
+    assert rows[best.settings].step_time_s == best.step_time_s
+    assert rows[best.settings].tokens_per_s_per_gpu == best.tokens_per_s_per_gpu
+    alone = {row.settings: row for row in rows_of(study)}
+    assert alone[best.settings].step_time_s != best.step_time_s
 
 
 def test_what_lies_outside_the_allocator_counts_against_the_limit():

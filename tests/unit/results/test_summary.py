@@ -44,7 +44,13 @@ def test_a_prediction_of_what_is_to_be_measured_says_so():
     assert found.why_none == ""  # it goes on
     assert found.per == "GPU"
     done = replace(study, state=StudyState.DONE, reason="the budget is spent")
-    assert "has no measured answer" in summary_of(done, answer(done)).why_none
+    summary = summary_of(done, answer(done))
+    assert "has no measured answer" in summary.why_none
+    assert (summary.state, summary.shown_state) == ("done", "not measured")
+    none = summary_of(done, replace(answer(done), best=None))
+    assert none.shown_state == "no answer"
+    withdrawn = replace(done, state=StudyState.CANCELLED)
+    assert summary_of(withdrawn, answer(withdrawn)).shown_state == "cancelled"
 
 
 def test_nothing_is_known_yet():

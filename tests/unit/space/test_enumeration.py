@@ -95,6 +95,7 @@ def test_a_fused_loss_is_searched_where_logits_are_large(ask):
     liger = {"liger-kernel": "0.8.5"}
     for cluster, tokens, stack, searched, told in [
         ("8xh100-80gb", 32768, {}, True, ""),
+        ("8xh100-80gb", 8192, {}, True, ""),
         ("8xh100-80gb", 4096, {}, False, ""),
         ("8xl4", 4096, {}, True, ""),
         ("cpu:2", 32768, {}, False, ""),
@@ -311,7 +312,10 @@ def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask):
     assert {one.tp_size for one in split} == {2, 4}  # 8 would leave nothing to shard over
     assert {one.sharding for one in split} == {Sharding.FULL_SHARD}
     assert {one.sync_each_batch for one in split} == {True}
-    assert "does not reach a model that transformers splits" in why(space, "sync_each_batch")
+    assert "is true with full_shard and tp_size above 1: " in why(space, "sync_each_batch")
+    alone = enumerate_space(ask("1xa100-80gb", 16))
+    for knob in ("sharding", "sync_each_batch"):
+        assert "it acts with two data-parallel ranks or more" in why(alone, knob)
     for transformers, syncs in (("5.22.2", {True}), ("5.23.0", {False, True})):
         legal = found("trainer", **new | {"transformers": transformers}).legal
         assert {one.sync_each_batch for one in legal if one.tp_size > 1} == syncs
@@ -463,3 +467,15 @@ def test_the_verified_model_types_are_those_of_the_probe_program():
     assert plan.VERIFIED_MODEL_TYPES == TENSOR_PARALLEL_MODEL_TYPES
     assert plan._REFUSED.keys() == NO_TENSOR_PARALLEL_WITH.keys()
     assert not NO_TENSOR_PARALLEL.keys() & TENSOR_PARALLEL_MODEL_TYPES
+
+
+def test_what_differs_in_one_knob_reduces_as_the_framework_does_by_itself(ask):
+    """Where one micro-batch becomes several, accelerate puts reductions off, and torch does not."""
+    for name, each in (("accelerate", False), ("torch", True)):
+        question = ask("cpu:2", 8, name=name, sharding=("ddp",))
+        space = enumerate_space(question)
+        one = next(s for s in space.legal if s.gradient_accumulation_steps == 1)
+        puts_off = question.framework.puts_off
+        changed = space.changed(one, "micro_batch_size", puts_off=puts_off)
+        assert space.legal[changed[one.micro_batch_size]] == one
+        assert space.legal[changed[1]].sync_each_batch is each

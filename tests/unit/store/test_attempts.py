@@ -65,6 +65,27 @@ def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, stud
     assert store.study(study.id).wasted_s == pytest.approx(30)
 
 
+def test_attempts_of_which_nothing_came_are_told_with_their_workers(store, study, begin):
+    crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 11")
+    store.record(begin(9), crashed)  # and is tried again
+    begin(500, ELSEWHERE)
+    with Session(store.transactions.writer) as session, session.begin():
+        session.execute(update(AttemptRow).values(lease_until=clock(session)))
+    assert store.reap() == 1
+    store.give_back(begin(3), "Ctrl-C")
+    (wasted,) = store.wasted(study.id).values()
+    assert [(one.number, str(one.state), one.outcome, one.detail) for one in wasted] == [
+        (1, "done", Outcome.CRASHED, "signal 11"),
+        (2, "lost", None, "no sign of its worker for 60 s"),
+        (3, "given_back", None, "Ctrl-C"),
+    ]
+    assert wasted[1].worker == ELSEWHERE.name
+    assert wasted[1].started_at < wasted[1].ended_at
+    begin(1)
+    (same,) = store.wasted(study.id).values()
+    assert same == wasted, "what runs may come to something"
+
+
 def test_an_earlier_request_is_not_charged(store, study, question, begin):
     store.give_back(begin(200), "Ctrl-C")
     store.ask(question, Limits(max_probes=3))

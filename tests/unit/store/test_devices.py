@@ -165,4 +165,4 @@ def test_what_nobody_can_take_elsewhere_is_closed_after_a_lease(
     [probe] = after.probes
     assert (probe.measurement.outcome, probe.measurement.detail) == (LOST.outcome, LOST.detail)
     told = store.events(study.id)[-1].data
-    assert (told["probe"], told["state"], told["outcome"]) == (probe_id, "done", "device_lost")
+    assert (told["number"], told["state"], told["outcome"]) == (probe_id, "done", "device_lost")

@@ -38,6 +38,30 @@ def test_pages_of_studies_with_some_words(store, asked):
         assert store.studies(query=none) == []
 
 
+def test_studies_are_chosen_and_sorted_by_the_state_that_is_shown(
+    store, asked, requests, worker, run_out
+):
+    left, gone_on = asked[2], asked[5]
+    for study in (left, gone_on):
+        assert store.enter_probe(study.id, study.revision, requests(1)[0])
+        assert store.claim(study.id, worker)
+        if study is left:
+            run_out()
+    assert store.move(asked[8].id, StudyState.CANCELLED)
+
+    def found(**wanted):
+        return [one.id for one in store.studies(**wanted)]
+
+    assert found(state=StudyState.RUNNING) == [gone_on.id]
+    assert store.count_studies(state=StudyState.RUNNING) == 1
+    queued = found(state=StudyState.QUEUED)
+    assert left.id in queued
+    assert len(queued) == store.count_studies(state=StudyState.QUEUED) == 10
+    states = [one.state for one in store.studies(order="state")]
+    assert states == sorted(states)
+    assert [one.state for one in store.studies(order="-state")] == sorted(states, reverse=True)
+
+
 def test_pages_of_studies_with_labels(store, asked):
     first, second = asked[0], asked[1]
     store.label(first.id, {"job": "17", "user": 'a"b%'})

@@ -207,9 +207,9 @@ def test_those_who_do_anything_at_once_break_nothing(url, store, question, reque
     assert states[ProbeState.DONE] == {p.row_id for p in study.probes if p.measurement}
     assert states[ProbeState.DONE]
     assert study.state in OPEN or not states[ProbeState.QUEUED]
-    told = {e.data["probe"]: e.data["state"] for e in store.events(study.id) if "probe" in e.data}
+    told = {e.data["number"]: e.data["state"] for e in store.events(study.id) if "number" in e.data}
     left = {probe: state for probe, state in told.items() if state != "withdrawn"}
-    assert left == {probe.row_id: str(probe.state) for probe in study.probes}
+    assert left == {probe.id: str(probe.state) for probe in study.probes}
 
 
 def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(

@@ -12,7 +12,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tests.unit.store.conftest import ELSEWHERE, claimed, enter
-from tuner.core.measurement import Measurement, Outcome
+from tuner.core.measurement import (
+    Fidelity,
+    Measurement,
+    Outcome,
+)
 from tuner.core.study import STUDY_TRANSITIONS, Limits, ProbeState, StudyState
 from tuner.errors import StoreError
 from tuner.planner.spending import probes_of_request
@@ -245,6 +249,16 @@ def test_what_the_planner_must_know_changes_the_revision(
     assert changed()
 
 
+def test_what_a_worker_waits_for_is_not_said_of_a_study_that_another_is_at(store, study, worker):
+    waits = "waiting for another probe"
+    assert store.move(study.id, StudyState.RUNNING, worker=worker)
+    store.tell(study.id, "checking")
+    store.tell(study.id, waits, waits=ELSEWHERE)
+    assert store.study(study.id).reason == "checking"
+    store.tell(study.id, waits, waits=worker)
+    assert store.study(study.id).reason == waits
+
+
 def test_events_tell_in_order_what_happened(store, claim, question, found):
     store.record(claim, found)
     store.move(claim.study_id, StudyState.DONE, "no gain")
@@ -263,7 +277,7 @@ def test_events_tell_in_order_what_happened(store, claim, question, found):
     assert [e.data["again"] for e in events if e.kind is EventKind.ASKED] == [False, True]
     assert events[-2].data["terms"]["max_probes"] == 2
     done = events[4].data
-    assert (done["probe"], done["attempt"], done["outcome"]) == (claim.probe.row_id, 1, "ok")
+    assert (done["number"], done["attempt"], done["outcome"]) == (claim.probe.id, 1, "ok")
     assert done["settings"] == str(claim.probe.request.settings)
     assert {e.study_id for e in events} == {claim.study_id}
     assert [e.id for e in events] == sorted({e.id for e in events})
@@ -385,4 +399,13 @@ def test_probes_are_numbered_within_their_study(store, question, requests):
     found = [store.study(study.id).probes for study in (one, other)]
     assert [[probe.id for probe in probes] for probes in found] == [[1, 2], [1, 2]]
     assert len({probe.row_id for probes in found for probe in probes}) == 4
-    assert [found[1][0].as_dict()[name] for name in ("id", "number")] == [3, 1]
+    assert found[1][0].as_dict()["number"] == 1
+
+
+def test_dry_runs_are_numbered_apart(store, study, requests):
+    first, *others = requests(5)
+    dry = [replace(one, fidelity=Fidelity.PREDICTED) for one in others[:2]]
+    for request in (dry[0], first, dry[1], *others[2:]):
+        revision = store.study(study.id).revision
+        assert store.enter_probe(study.id, revision, request) is not None
+    assert [probe.id for probe in store.study(study.id).probes] == [-1, 1, -2, 2, 3]

@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import update
 
 from tests.unit.store.conftest import ELSEWHERE
+from tuner.core import lease
 from tuner.core.study import ProbeState, StudyState
 from tuner.machine import Machine, ReportedGpu
 from tuner.store import workers as module
 from tuner.store.figures import read_figures
-from tuner.store.tables import AttemptState, WorkerRow
-from tuner.store.workers import KEPT_S, Workers
+from tuner.store.tables import AttemptRow, AttemptState, WorkerRow
+from tuner.store.workers import KEPT_S, SILENT, Workers
 
 GPU = ReportedGpu(name="NVIDIA L4", memory_mib=23034, uuid="GPU-1")
 MACHINE = Machine(name="elsewhere", gpus=(GPU, GPU), cores=8, memory_bytes=2**36)
@@ -111,7 +112,7 @@ def test_what_a_worker_left_is_told_before_another_one_comes(store, claim, run_o
         )
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
     assert status.newest_event == before.newest_event
-    known = {claim.study_id: (before.newest_event, before.state)}
+    known = {claim.study_id: (before.newest_event, before.state, before.reason)}
     assert store.changes(known, 9) == {claim.study_id: (status, [])}
     found = read_figures(store.transactions)
     assert (found.attempts[AttemptState.RUNNING], found.attempts[AttemptState.LOST]) == (0, 1)
@@ -119,6 +120,32 @@ def test_what_a_worker_left_is_told_before_another_one_comes(store, claim, run_o
     assert (found.studies[StudyState.QUEUED], found.probes[ProbeState.QUEUED]) == (1, 1)
     assert store.beat(claim), "it was stopped, and goes on"
     assert store.status(claim.study_id) == before
+
+
+def test_a_worker_that_missed_two_renewals_is_told_of_before_its_lease_ends(store, claim):
+    before = store.status(claim.study_id)
+    with store.transactions.write() as session:
+        until = module.clock(session) + timedelta(seconds=lease.LEASE_S * (1 - SILENT) - 1)
+        session.execute(update(AttemptRow).values(lease_until=until))
+    status, study, (listed,) = (
+        store.status(claim.study_id),
+        store.study(claim.study_id),
+        store.studies(),
+    )
+    since = until - timedelta(seconds=lease.LEASE_S)
+    for told in (status, study, listed):
+        assert told.state is StudyState.RUNNING
+        assert told.reason == (
+            f"its worker has not been heard of since {since:%H:%M:%S} UTC; its probe is given up"
+            f" at {until:%H:%M:%S}"
+        )
+    silence = store.moments(study).silent[claim.probe.id]
+    assert abs(silence.until - until) < timedelta(milliseconds=1)
+    known = {claim.study_id: (before.newest_event, before.state, before.reason)}
+    assert store.changes(known, 9) == {claim.study_id: (status, [])}, "who listens is told"
+    assert store.beat(claim)
+    assert store.status(claim.study_id) == before
+    assert store.moments(store.study(claim.study_id)).silent == {}
 
 
 def test_a_worker_elsewhere_that_gives_signs_is_at_its_study_between_probes(
