@@ -1,6 +1,7 @@
 """Shows errors, with the exit code of each: the only place for both."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import typer
@@ -11,6 +12,8 @@ from tuner.errors import TunerError, UsageError
 from tuner.text import json_text
 
 USAGE = 2
+# Of an option that is not: how like another it must be, and how long to be taken for its words.
+LIKE, LEAST = 0.75, 4
 
 
 # What is shown in one line. Anything else is a mistake of ours, and shows its traceback.
@@ -67,9 +70,33 @@ def tell(value: Mapping[str, Any], text: str, *, as_json: bool) -> int:
     return 0
 
 
+def _other_option(name: str, context: Any) -> str:
+    """Says that there is no such option, with those that it may stand for: ``--gbs`` has the
+    initials of --global-batch-size, ``--seq-len`` begins its words, and others are mistyped."""
+    params = context.command.params if context else ()
+    known = [one for param in params for one in param.opts if one.startswith("--")]
+    given = name.lstrip("-").lower().replace("_", "-").split("-")
+    if not all(given):
+        return f"No such option: {name}"
+
+    def stands_for(option: str) -> bool:
+        words = option[2:].split("-")
+        if len(words) > 2 and "".join(given) == "".join(word[0] for word in words):
+            return True
+        left = iter(words)
+        return len(name[2:]) >= LEAST and all(any(w.startswith(one) for w in left) for one in given)
+
+    found = [one for one in known if stands_for(one)]
+    found = found or get_close_matches(name, known, cutoff=LIKE)
+    hint = f" (did you mean {', '.join(found[:3])}?)" if found else ""
+    return f"No such option: {name}{hint}"
+
+
 def _knob_option(name: str, context: Any) -> str:
     """How a knob is given that was taken for an option; nothing of what is no knob."""
-    knob = name.lstrip("-").replace("-", "_")
+    said = name.lstrip("-").replace("-", "_")
+    called = {"".join(word[0] for word in one.split("_")): one for one in KNOBS}
+    knob = called.get(said, said)
     options = [one for param in context.command.params for one in param.opts] if context else []
     found = next((one for one in ("--knob", "--settings") if one in options), None)
     if found is None or knob not in KNOBS:
@@ -91,7 +118,7 @@ def _one_line(error: Exception) -> str:
             if len(left) > 1:
                 text = f"Missing options {', '.join(left[:-1])} and {left[-1]}"
         if named := getattr(error, "option_name", None):
-            text = _knob_option(named, context) or text
+            text = _knob_option(named, context) or _other_option(named, context)
         return " ".join(f"{text}; see '{command} --help'".split())
     # Of what is missing there is no value to tell, but the option to give.
     if isinstance(error, UsageError) and error.is_missing and error.field.isidentifier():

@@ -162,7 +162,10 @@ class Service:
         return time.monotonic() + within_s
 
     def _unreachable(self, error: Exception) -> ServiceError:
-        return ServiceError(f"{self.url} cannot be reached: {error or type(error).__name__}")
+        why = f"{error or type(error).__name__}"
+        if "refused" in why:
+            why = "nothing listens there: start tuner serve, or mend the address"
+        return ServiceError(f"{self.url} cannot be reached: {why}")
 
     def _error(self, response: httpx.Response) -> TunerError:
         try:

@@ -3,10 +3,11 @@ their JSON schema tells them. Nothing of pydantic is imported until a request is
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from tuner.errors import UsageError, did_you_mean
@@ -124,10 +125,14 @@ def _bounds(kind: Any) -> tuple[tuple[str, Bound, bool], ...]:
     return tuple(found())
 
 
-def choice(field: str, kind: type[E], value: object) -> E:
-    """The member of ``kind`` that is written ``value``. Raises UsageError: there is none."""
+def choice(
+    field: str, kind: type[E], value: object, called: Mapping[str, E] = MappingProxyType({})
+) -> E:
+    """The member of ``kind`` that is written ``value``. Raises UsageError: there is none, with the
+    member that is ``called`` so elsewhere."""
     if value not in list(kind):
+        meant = called.get(str(value).lower(), value)
         raise UsageError(
-            field, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"
+            field, value, f"must be one of {', '.join(kind)}{did_you_mean(meant, kind)}"
         )
     return kind(str(value))

@@ -22,6 +22,12 @@ class Sharding(StrEnum):
     HYBRID_SHARD = "hybrid_shard"  # as full_shard within a node, replicated between nodes
 
 
+# What they are called elsewhere, told of whoever writes it; FSDP's default is its full shard.
+CALLED = {
+    "zero2": Sharding.SHARD_GRAD_OP,
+    **dict.fromkeys(("fsdp", "fsdp1", "fsdp2", "zero3"), Sharding.FULL_SHARD),
+    **dict.fromkeys(("hsdp", "zero++"), Sharding.HYBRID_SHARD),
+}
 # Shardings that FSDP does: they split gradients and optimizer state at least.
 FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
 
@@ -314,7 +320,7 @@ def knob_value(name: str, value: object) -> Any:
         raise UsageError("settings", name, no_knob(name))
     kind = KNOBS[name].kind
     if issubclass(kind, StrEnum):
-        return choice(name, kind, value)
+        return choice(name, kind, value, CALLED if kind is Sharding else {})
     if kind is bool:
         known = {"true": True, "false": False}.get(str(value).lower())
         if known is None or not isinstance(value, bool | str):

@@ -400,7 +400,7 @@ def _sure(
             more = f"{count_text(count, 'more probe')} ({took})"
             runs = f"; --max-probes {most} allows {most} more" if fact.get("is_spent", True) else ""
             if not runs and study.state not in OPEN:
-                runs = "; a smaller --tolerance looks on"
+                runs = "; a smaller --tolerance asks for more"
             yield f"{more} {gain}{runs}."
     elif "nothing_left" in facts:
         yield "Nothing is left to probe."

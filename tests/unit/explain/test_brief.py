@@ -178,7 +178,7 @@ def test_how_sure_says_what_more_probes_may_gain():
     gain = "3 more probes (36 s) may gain 3.0% on average, 11% or less nine times in ten"
     for is_spent, state, then in (
         (True, StudyState.DONE, "; --max-probes 3 allows 3 more"),
-        (False, StudyState.DONE, "; a smaller --tolerance looks on"),  # it stopped by that
+        (False, StudyState.DONE, "; a smaller --tolerance asks for more"),  # it stopped by that
         (False, StudyState.RUNNING, ""),
     ):
         more = {"count": 3, "wall_s": 36.0, "mean": 0.03, "most": 0.11, "is_spent": is_spent}
