@@ -157,10 +157,9 @@ def with_reason(store: Store, study: Study) -> Study:
     workers = registered.living(pool)
     lacking = [_lacks(study, worker) for worker in workers]
     if not workers and (silent := registered.silent_here(pool)):
-        named = listed(f"{one.name} (process {one.identity.pid})" for one in silent)
-        why = (
-            f"no sign of {named} on this machine since {silent[0].seen_at[11:19]} UTC: see its log"
-        )
+        named = listed({f"{one.name} (process {one.identity.pid})": 0 for one in silent})
+        since = silent[0].seen_at[11:19]
+        why = f"no sign of {named} on this machine since {since} UTC: see its log"
     elif not workers:
         why = f"no worker runs: start one with tuner worker{f' --pool {pool}' if pool else ''}"
     elif all(lacking):
