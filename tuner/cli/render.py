@@ -112,7 +112,7 @@ def show_asked(
     if not asked.quiet:
         show_table(console, study, suggestion, "the best found" if keep else "the answer")
     answered.write()
-    for path, texts in answered.beside.items():
+    for path, texts in answered.beside.items() if asked.why else ():
         for index, text in enumerate(texts):
             said, _, pasted = text.partition("\n")
             paragraphs(console, [said], "" if index else f"Beside {path}")
@@ -126,10 +126,20 @@ def show_asked(
         console.print()
     written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
     more = {"written": written, "page": page, "then": then, "keep": keep, "whole": asked.why}
+    more["by_script"] = tuple(_by_script(answered))
     show_answer(console, study, suggestion, tokens, **more)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
     return report(why, as_json=False)
+
+
+def _by_script(answered: Answered) -> Iterator[str]:
+    """What must be done beside the files that are written: a sentence, or how several are shown."""
+    names = {str(target.path): target.format_name for target in answered.targets}
+    for path, texts in answered.beside.items():
+        argv = ("tuner", "export", answered.suggestion.study_id, names[path])
+        several = f"in SCRIPT.py do what {path} cannot say: {shlex.join(argv)} shows how"
+        yield texts[0] if len(texts) == 1 else several
 
 
 def show_study(asked: ShowAsked) -> int:
@@ -293,6 +303,7 @@ def show_answer(
     tokens: float | None = None,
     *,
     written: Sequence[str] = (),
+    by_script: Sequence[str] = (),
     page: str = "",
     then: str = "",
     keep: str = "",
@@ -316,7 +327,7 @@ def show_answer(
 
     end = [
         line
-        for title, text in _ends(study, suggestion, written, page, then)
+        for title, text in _ends(study, suggestion, written, by_script, page, then)
         for line in block(title, [text])
     ]
     if suggestion.best is None:
@@ -344,10 +355,16 @@ def show_answer(
 
 
 def _ends(
-    study: Study, suggestion: Suggestion, written: Sequence[str], page: str, then: str
+    study: Study,
+    suggestion: Suggestion,
+    written: Sequence[str],
+    by_script: Sequence[str],
+    page: str,
+    then: str,
 ) -> Iterator[tuple[str, str]]:
     """What was written, how to launch it, where the rest is, what it all cost, and why no more."""
     yield from (("Written", path) for path in written)
+    yield from (("First", text) for text in by_script)
     if then:
         yield "Next", then
     elif suggestion.launch["argv"]:
@@ -356,7 +373,8 @@ def _ends(
             if path not in written:
                 name = formats.get(path, TEMPLATE)
                 argv = ("tuner", "export", suggestion.study_id, name, "--write", path)
-                yield "First", shlex.join(argv)
+                says = "  (it says what SCRIPT.py must do)" if name == "trainer" else ""
+                yield "First", f"{shlex.join(argv)}{says}"
         if not suggestion.launch["files"] and "SCRIPT.py" in suggestion.launch["argv"]:
             # torchrun takes no file: the user's script imports the settings
             name = FORMATS["torch"].file_name

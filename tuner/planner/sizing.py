@@ -386,8 +386,8 @@ class _Sizer:
 
     def slow_end(self, question: Question) -> float:
         """The same at the slow end of its interval."""
-        found = self.sized(question) if self.speed(question) else None
-        return (found and found.tokens_per_s.low) or 0.0
+        found = self.sized(question)
+        return (found and found.best.fits_surely and found.tokens_per_s.low) or 0.0
 
     def notes(self, parts: Sequence[Question], reached: Question | None) -> tuple[str, ...]:
         """Tells how sure it is that the goal is reached, and on how many parts speed was

@@ -87,13 +87,17 @@ def test_what_a_file_cannot_say_is_shown_beside_it(cli, arguments, tmp_path):
     found = cli("suggest", *arguments, *more, "--write", f"trainer={written}")
     assert found.code == 0, found.err
     assert written.exists()
-    beside, end = found.out.split("\nBeside ")[1].split("\nWritten ")
+    assert "import torch" not in found.out
+    as_json = cli("suggest", *arguments, *more, "--write", f"trainer={written}", "--json").json
+    end = " ".join(found.out.partition("\nWritten ")[2].split())
+    shows = f"cannot say: tuner export {as_json['study_id']} trainer shows how Next torchrun "
+    assert shows in end
+    whole = cli("suggest", *arguments, *more, "--write", f"trainer={written}", "--why")
+    beside = whole.out.split("\nBeside ")[1].split("\nMemory")[0]
     assert beside.startswith(str(written))
-    assert end.startswith(f" {written}")
     code = beside[beside.index("import torch") : beside.index("  Give the Trainer data_collator=")]
     assert {"get_peft_model", "load_in_4bit"} <= set(re.findall(r"\w+", code))
     compile(code, "pasted", "exec")
-    as_json = cli("suggest", *arguments, *more, "--write", f"trainer={written}", "--json").json
     assert code.strip() in "\n".join(as_json["beside"][str(written)])
 
 
