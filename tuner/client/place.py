@@ -153,9 +153,14 @@ def with_reason(store: Store, study: Study) -> Study:
     if study.state is not StudyState.QUEUED or study.question.script is not None:
         return study
     pool = study.limits.pool
-    workers = Workers(store.transactions).living(pool)
+    registered = Workers(store.transactions)
+    workers = registered.living(pool)
     lacking = [_lacks(study, worker) for worker in workers]
-    if not workers:
+    if not workers and (silent := registered.silent_here(pool)):
+        named = listed({f"{one.name} (process {one.identity.pid})": 0 for one in silent})
+        since = silent[0].seen_at[11:19]
+        why = f"no sign of {named} on this machine since {since} UTC: see its log"
+    elif not workers:
         why = f"no worker runs: start one with tuner worker{f' --pool {pool}' if pool else ''}"
     elif all(lacking):
         needed = listed(dict.fromkeys(lacking))

@@ -538,6 +538,18 @@ def test_evaluation_is_not_counted_and_told(written, text, told):
     assert all("more sequences at once than the" in one for one in sizes)
 
 
+def test_what_is_run_needs_no_liger_that_nobody_asked_for(written):
+    path = written('{"output_dir": "out", "per_device_train_batch_size": 2}')
+    given = {"model": "stories15m", "sequence_length": 128, "precision": "fp32", "cluster": "cpu:2"}
+    versions = {
+        fidelity: read_question(path, None, {**given, "fidelity": fidelity}).request
+        for fidelity in ("measured", "predicted")
+    }
+    stated = {name: one.framework.versions for name, one in versions.items()}
+    assert "liger-kernel" in stated["predicted"]
+    assert "liger-kernel" not in stated["measured"]
+
+
 @pytest.mark.parametrize("text", [AXOLOTL, LLAMA_FACTORY, TRL])
 def test_a_named_json_of_deepspeed_says_the_same_batch_or_auto(tmp_path, text):
     path, named = tmp_path / "train.yml", tmp_path / "ds.json"
