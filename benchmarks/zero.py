@@ -151,7 +151,7 @@ def run_case(case: Mapping[str, Any]) -> Any:
         model = model.to(torch.bfloat16)  # type: ignore[assignment]
     model.train()
     if case["full"]:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     config = configuration(case)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)

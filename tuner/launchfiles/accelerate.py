@@ -295,7 +295,7 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
             f"fsdp_activation_checkpointing must stay off: {why}. The script checkpoints instead."
             if checkpoints_in_script(question, settings)
             else "fsdp_activation_checkpointing checkpoints the layers: the script must not do it"
-            " again with gradient_checkpointing_enable."
+            " again, by the model's own method."
         )
     if question.framework.name is FrameworkName.TRAINER:
         yield from comment(

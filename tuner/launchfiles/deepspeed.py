@@ -157,8 +157,8 @@ def _render(question: Question, settings: Settings, about: About) -> str:
     ]
     if settings.activation_checkpointing is Checkpointing.FULL:
         notes.append(
-            "Checkpointing is the script's:"
-            " model.gradient_checkpointing_enable({'use_reentrant': False})."
+            "Checkpointing is the script's: model.activation_checkpointing_enable({'use_reentrant':"
+            " False}), which transformers before 5.23 calls gradient_checkpointing_enable."
         )
     if settings.cpu_offload and own:
         notes.append("torch's optimizer steps on the host here; DeepSpeed's CPU Adam is faster.")

@@ -61,7 +61,9 @@ def checkpoint_layers(model: PreTrainedModel, how: str) -> None:
         raise ValueError(
             f"activation_checkpointing is {how!r}; none, selective, every_2, full or offload"
         )
-    model.gradient_checkpointing_enable(options)
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    enable = enable or model.gradient_checkpointing_enable  # its name before transformers 5.23
+    enable(options)
     layers: Any = decoder_layers(model) if how in ("every_2", "offload") else ()
     for index, layer in enumerate(layers):
         if not getattr(layer, "gradient_checkpointing", False):

@@ -26,7 +26,7 @@ for layer in model.model.layers:
 fully_shard(model)
 model.to_empty(device="cuda")
 if options.checkpointing:
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
 model.train()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(10):

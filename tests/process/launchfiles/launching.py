@@ -14,6 +14,10 @@ LAUNCH_S = 900.0
 TOLD = ("ACCELERATE_", "FSDP_", "TUNED_")
 """Of variables by which another launch's settings would leak into this one."""
 
+WARNINGS = "error::FutureWarning,ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+"""What is written must be right for what comes; peft 0.21 itself asks for what transformers will
+have no more."""
+
 
 def launched(command, cwd=None, **environment):
     """What a command printed; it must succeed, and nothing of it is left."""
@@ -21,7 +25,7 @@ def launched(command, cwd=None, **environment):
     ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     # the scripts' torchrun is this Python's
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**kept, **ours, "PATH": path, **environment}
+    environment = {**kept, **ours, "PATH": path, "PYTHONWARNINGS": WARNINGS, **environment}
     with _group(command, environment, cwd) as process:
         out, err = process.communicate(timeout=LAUNCH_S)
     assert process.returncode == 0, err[-4000:]

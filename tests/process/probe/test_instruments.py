@@ -47,7 +47,6 @@ LLAMA = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize(
     ("how", "layers", "products", "on_host"),
     [
@@ -67,7 +66,6 @@ def test_transformers_checkpointing_is_seen(how, layers, products, on_host):
     assert host_bytes(decoder_layers(model)) == on_host
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_inputs_go_to_the_host_as_transformers_itself_sends_them(monkeypatch):
     """Exported code asks transformers for it: on a CPU its copies are storages too."""
     monkeypatch.setattr(torch.cpu, "is_available", lambda: False)  # it would pin for a "cpu" device
@@ -75,7 +73,7 @@ def test_inputs_go_to_the_host_as_transformers_itself_sends_them(monkeypatch):
     for own in (False, True):
         model = build_on_meta(LLAMA, torch.float32)
         if own:
-            model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)
+            model.activation_checkpointing_enable({"use_reentrant": False}, offload=True)
         else:
             checkpoint_layers(model, "offload")
         found, tracker = trained(model)

@@ -52,7 +52,7 @@ def reuses_buffers():
 
 def ignores_checkpointing():
     """Nothing is computed again, and all is kept."""
-    PreTrainedModel.gradient_checkpointing_enable = lambda *_, **__: None
+    PreTrainedModel.activation_checkpointing_enable = lambda *_, **__: None
 
 
 def overwrites_the_saved_shard():

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "df2a3026e9dd80929b32a40d0715cf431ddf01cc34440ce7c065c22111a5fa73"),
-    "verdict": (5, "989a8338e1fe4fe364cb9dd3ddb24ef4ed44ac6200e1edacb8c218366b386d42"),
+    "dry run": (5, "ab59738573b1f7a3f6bffdb929ed89d573208cd4760cf5e81bfb9a08313b2a48"),
+    "verdict": (5, "59d67c4345fc887b0a8988fef9b34fcee159ec50fb4e155dc5de1ca977406804"),
     "rates": (3, "290425f2ae68dab9b23f7e0e6719639a8c5d2afc5790fc13aa687e6434d117d8"),
 }
 """The format, and the digest of the sources that it stands for."""

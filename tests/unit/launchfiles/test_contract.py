@@ -305,7 +305,7 @@ def test_layers_that_draw_random_numbers_are_checkpointed_by_the_script():
         assert checkpoints_in_script(question, settings) is in_script
         text = export("accelerate", question, settings, ABOUT)
         assert f"fsdp_activation_checkpointing: {str(not in_script).lower()}" in text
-        assert ("# model.gradient_checkpointing_enable(" in text) is in_script
+        assert ('# enable({"use_reentrant": False})' in text) is in_script
     # OPT's class drops a tenth, which a configuration need not say
     opt = read_model_config({"model_type": "opt", "num_hidden_layers": 24}, name="opt")
     traced = replace(question, workload=replace(question.workload, model=opt))
