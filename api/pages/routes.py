@@ -56,6 +56,7 @@ from tuner.core.words import number_text, rank_word, rough_duration_text
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results.summary import LEAST_COMPARED
 from tuner.space import enumerate_space
+from tuner.store import why_kept
 from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
 from tuner.store.figures import usual_probe_s
 from tuner.store.tables import Scope
@@ -403,7 +404,7 @@ async def delete_from_page(
     note = AuditNote(actor=caller.id, action=Action.DELETE, data={"address": caller.address})
     study_status(context, study_id)
     if not await anyio.to_thread.run_sync(context.store.delete, study_id, note):
-        raise ProblemError(409, f"study {study_id} is not at its end: cancel it first")
+        raise ProblemError(409, why_kept(study_id, study_status(context, study_id).state))
     return RedirectResponse(HOME, 303)
 
 

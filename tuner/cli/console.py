@@ -44,6 +44,11 @@ def print_facts(console: Console, facts: Iterable[tuple[str, str]], indent: int 
             console.print(line, soft_wrap=True)
 
 
+def wrappable(text: str) -> str:
+    """The text with spaces in its configurations, which have none, and could not be wrapped."""
+    return re.sub(r",(?=\w+=)", ", ", text)
+
+
 def paragraphs(
     console: Console, lines: Sequence[str], title: str = "", *, further: int = 4
 ) -> None:
@@ -52,9 +57,7 @@ def paragraphs(
         console.print()
         console.print(Text(title, style="bold"))
     for line in lines:
-        # Configurations have no spaces, and could not be wrapped.
-        text = Text(re.sub(r",(?=\w+=)", ", ", line))
-        wrapped = text.wrap(console, min(console.width, TEXT_WIDTH) - further)
+        wrapped = Text(wrappable(line)).wrap(console, min(console.width, TEXT_WIDTH) - further)
         shown = f"\n{' ' * further}".join(part.plain.rstrip() for part in wrapped)
         console.print(Text(f"  {shown}"), soft_wrap=True)
 

@@ -272,7 +272,7 @@ def _predicted_lead(now: Checked | UsageError, best: Candidate) -> Iterator[str]
         yield f"a predicted lead like this {real_text(other / own - 1)}"
     widths = [(one.high or 0.0) / one.low for one in speeds if one.low]
     if len(widths) == 2 and max(widths) >= UNLIKE * min(widths):
-        yield "the wider interval is of knobs that no published run had; most errors are of both"
+        yield "one interval is wider: no published run had its knobs; most errors are common"
 
 
 def _as_json(

@@ -13,6 +13,7 @@ from tuner.cli.console import (
     print_facts,
     print_rows,
     stdout_console,
+    wrappable,
 )
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
@@ -392,7 +393,7 @@ def _ends(
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     yield "Cost", f"{probes}, {spent}"
     if study.state not in OPEN and study.reason:
-        yield "Ended", study.reason
+        yield "Ended", wrappable(study.reason)
 
 
 def show_ways_out(
@@ -401,7 +402,8 @@ def show_ways_out(
     """Says that nothing fits, and what would; of a file's own question that what it says is changed
     in it."""
     console.print()
-    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:].removesuffix('.')}."))
+    said = wrappable(str(why).removesuffix("."))
+    console.print(Text(f"{said[0].upper()}{said[1:]}."))
     if found:
         console.print()
         rows = [

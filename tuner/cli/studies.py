@@ -129,16 +129,14 @@ def cancel_study(study: str, server: Text = None, json: bool = False, db: Text =
 
 
 def delete_study(study: str, json: bool = False, db: Text = None) -> int:
-    from tuner.core.study import OPEN
-    from tuner.store import open_store
+    from tuner.store import open_store, why_kept
     from tuner.store.access import Action, AuditNote, local_user
 
     note = AuditNote(actor=local_user(), action=Action.DELETE)
     with open_store(db, create=False) as store:
         found = store.study(study)
         if not store.delete(found.id, note):
-            why = f"is {found.state}: cancel it first" if found.state in OPEN else "still ends"
-            raise TunerError(f"study {found.id} {why}")
+            raise TunerError(why_kept(found.id, found.state))
     return tell({"study_id": found.id}, f"study {found.id} is deleted", as_json=json)
 
 

@@ -104,7 +104,7 @@ def read_question(
         if beside.get("cluster") is None and not (says and predicted):
             beside = {**beside, "cluster": "local"}  # where it is probed
         asked = asked_of(opened.found, beside, where.parent)
-    values = _arguments(opened, asked)
+    values = _arguments(opened, asked, more.get("fidelity"))
 
     def made(knobs: Mapping[str, Any]) -> RequestHere:
         # as it was spelled: of "local" more is to be said
@@ -125,10 +125,11 @@ def read_question(
     )
 
 
-def _arguments(opened: Opened, asked: FileSays) -> dict[str, Any]:
-    """Arguments of the file, in versions in which a fused loss can be had where it is free."""
+def _arguments(opened: Opened, asked: FileSays, fidelity: str | None) -> dict[str, Any]:
+    """Arguments of the file, in versions in which a fused loss can be had where it is free, and
+    nothing is run: probes run with what is installed."""
     values = dict(asked.arguments)
-    if "fused_loss" in opened.found.free:
+    if "fused_loss" in opened.found.free and fidelity == Fidelity.PREDICTED:
         stack = values["framework"], values["framework_versions"]
         values["framework_versions"], _ = with_liger(True, *stack)
     return values
@@ -193,7 +194,7 @@ def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
         raise
     except UsageError as error:
         raise all_of(map(as_field, error.errors)) from error
-    arguments = _arguments(opened, asked)
+    arguments = _arguments(opened, asked, values.get("fidelity"))
     of_file = {"from", "workload", "framework", "cluster", "knobs"}
     rest = {name: value for name, value in values.items() if name not in of_file}
     newest = {name: package.newest for name, package in version_table().packages.items()}

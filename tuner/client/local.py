@@ -135,7 +135,8 @@ def status_text(study: Study, *, answered: bool) -> str:
     kept = count_text(done, probe_word(fidelity))
     since = f"{kept} since {moment_text(study.created_at)} UTC"
     if answered:
-        stored = f"{what}\nanswered from what is stored, {since}: {study.reason}"
+        of_stored = f"from what is stored, {since}" if done else "by arithmetic"
+        stored = f"{what}\nanswered {of_stored}: {study.reason}"
         when = (
             ""
             if fidelity is Fidelity.PREDICTED

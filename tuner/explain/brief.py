@@ -244,6 +244,8 @@ def _provenance(best: Evaluation, question: Question) -> str:
     if best.is_rehearsed:
         what = "by arithmetic" if question.script is None else "of the built-in step"
         return f"memory {how}; speed predicted {what}"
+    if best.basis is Basis.ARITHMETIC:
+        return "predicted by arithmetic"
     return f"predicted: memory by {by}, speed by arithmetic"
 
 
@@ -255,6 +257,26 @@ def _why(
 ) -> Iterator[str]:
     if fact := facts.get("tied_with_fastest"):
         yield tied_text(fact, best)
+    yield from _next_to(facts, best)
+    if fact := facts.get("adapter_trained"):
+        yield from _reductions(fact, changes)
+    if fact := facts.get("only_knob"):
+        yield f"Of the knobs that were probed, {fact['knob']} alone changed the speed."
+    if fact := facts.get("tuning_paid"):
+        yield from _paid(fact, best)
+    second = facts.get("next_best", {}).get("second", {}).get("settings")
+    fact = facts.get("lighter")
+    if fact and fact["least"]["settings"] != second:  # whose figures were told
+        other, takes = differing_text(fact["least"]["settings"], best.settings), fact["ratio"]
+        spared = size_text(fact["spared_bytes"])
+        yield f"Lighter: {other} spares {spared}, and takes {change_text(takes)}."
+    if fact := facts.get("memory_peak"):
+        parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
+        yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
+
+
+def _next_to(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
+    """Names what is as fast as the answer, and the next best."""
     tied = set[int]()
     if fact := facts.get("tied_with_others"):
         tied, second = {*fact["probes"]}, facts.get("next_best", {}).get("second", {})
@@ -267,23 +289,12 @@ def _why(
         second, change = fact["second"], fact["change"]
         if isinstance(change, Mapping):
             change = change["ratio"]
-        untold = "; their runs do not tell the two apart" if tied & {*second["probes"]} else ""
+        untold = "; a tie, within the tolerance" if fact.get("is_tied") else ""
+        if tied & {*second["probes"]}:
+            untold = "; their runs do not tell the two apart"
         yield f"Second: {_other(second, best, change)}{untold}."
     elif "no_other" in facts:
         yield "Nothing else that fits was timed to the end."
-    if fact := facts.get("adapter_trained"):
-        yield from _reductions(fact, changes)
-    if fact := facts.get("only_knob"):
-        yield f"Of the knobs that were probed, {fact['knob']} alone changed the speed."
-    if fact := facts.get("tuning_paid"):
-        yield from _paid(fact, best)
-    if fact := facts.get("lighter"):
-        other, takes = differing_text(fact["least"]["settings"], best.settings), fact["ratio"]
-        spared = size_text(fact["spared_bytes"])
-        yield f"Lighter: {other} spares {spared}, and takes {change_text(takes)}."
-    if fact := facts.get("memory_peak"):
-        parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
-        yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
 
 
 def _reductions(fact: PlainFact, changes: Sequence[PlainFact]) -> Iterator[str]:
@@ -374,6 +385,8 @@ def _sure(
         yield f"{_rank(step, beside)}; absolute speed may be off (-{low} to +{high})."
     if fact := facts.get("nothing_measured"):
         yield f"Not measured: {fact['how']}."
+    if "in_eight_bits" in facts:
+        yield "Layers in eight bits: memory is arithmetic; they are slower than is said here."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     if fact := facts.get("other_load"):

@@ -183,16 +183,22 @@ def tied_with_fastest(
     )
 
 
-def next_best(second: Evaluation, change: Change | float) -> Fact:
+def next_best(second: Evaluation, change: Change | float, *, tolerance: float = 0.0) -> Fact:
+    """The one that comes next; in time it is tied with the answer where no more than the
+    ``tolerance`` is between them."""
+    ratio = change.ratio if isinstance(change, Change) else change
+    is_tied = ratio - 1 <= tolerance
+    tied = f": a tie, within the tolerance ({tolerance:.1%})" if is_tied else ""
     where = f", {basis_text(second)}"
     if second.basis is None:
         where = f" (probe {probes_text(second.probe_ids)})"
     return fact(
         "next_best",
         f"Next comes {describe(second.settings)} with {seconds_text(second.seconds)}"
-        f" ({change_interval_text(change)}) and {most_text(second)}{where}.",
+        f" ({change_interval_text(change)}) and {most_text(second)}{where}{tied}.",
         second=second,
         change=change,
+        is_tied=is_tied,
     )
 
 

@@ -28,7 +28,7 @@ from tuner.core.words import (
 )
 from tuner.core.workload import Precision
 from tuner.cost.calibration import calibrated_text
-from tuner.cost.prediction import OF_TRACES
+from tuner.cost.prediction import EIGHT_BIT_NOTE, OF_TRACES
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -216,6 +216,8 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
         timed = partial(_with_step, known, shown)
         yield from memory_facts(known.study.question, shown.settings, profiles, timed)
+    if shown is not None and known.study.question.in_eight_bits:
+        yield fact("in_eight_bits", sentence(EIGHT_BIT_NOTE))
     if choice and choice.best.probes:
         if known.study.question.workload.is_traced:
             yield fact("of_dry_runs_alone", sentence(OF_TRACES))
@@ -314,12 +316,9 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
         spared = fastest.expected_bytes - best.expected_bytes
         reason = choice.reason
         yield facts.tied_with_fastest(fastest, spared, reason, change=None, tolerance=tolerance)
-    # Other micro-batches of the same layout are much alike.
-    layout = best.settings.layout
-    for second in known.fitting:
-        if second.seconds > best.seconds and second.settings.layout != layout:
-            yield facts.next_best(second, second.seconds / best.seconds)
-            break
+    slower = (one for one in known.fitting if one.seconds > best.seconds)
+    if second := next(slower, None):
+        yield facts.next_best(second, second.seconds / best.seconds, tolerance=tolerance)
     leader = leading(known)
     is_rehearsed = known.study.limits.fidelity is Fidelity.REHEARSED  # and no layout is dry-run
     if leader is not None and leader.seconds < best.seconds and not is_rehearsed:
@@ -528,11 +527,12 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
         layouts = {e.settings.layout for e in known.estimates.values()} | {*known.refused}
         probes = tuple(probe.id for _, probe in known.profiles.values())
         before = " before it is corrected" if is_transferred else ""
+        were, their = ("was", "its") if len(probes) == 1 else ("were", "their")
         yield fact(
             "dry_runs_made",
-            f"{len(probes)} of {len(layouts)} layouts were dry-run (probe {probes_text(probes)}):"
-            " their memory is counted on the step itself. The memory of the others, what is outside"
-            f" of tensors, and every time{before} are arithmetic.",
+            f"{len(probes)} of {len(layouts)} layouts {were} dry-run ({probes_text(probes)}):"
+            f" {their} memory is counted on the step itself. The memory of the others, what is"
+            f" outside of tensors, and every time{before} are arithmetic.",
             probes=probes,
             layouts=len(layouts),
             is_transferred=is_transferred,

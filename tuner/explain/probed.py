@@ -122,7 +122,8 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield fact("no_other", "No other settings that fit were timed.")
     elif second is not choice.fastest:  # which was named as what the answer is tied with
         second = timed[second.settings]
-        yield facts.next_best(second, change_between(best, second))
+        change, tolerance = change_between(best, second), known.study.limits.tolerance
+        yield facts.next_best(second, change, tolerance=tolerance)
     count = best.settings.gradient_accumulation_steps
     steps = {p.id: p.measurement.step_times_s for p in best.probes if p.measurement}
     if best.extrapolated:

@@ -4,7 +4,7 @@ from tuner.store.claims import Claim
 from tuner.store.engine import default_url
 from tuner.store.requests import study_id
 from tuner.store.rows import Attempt, Event, Moments
-from tuner.store.store import Store, StudyStatus, StudySummary, open_store
+from tuner.store.store import Store, StudyStatus, StudySummary, open_store, why_kept
 from tuner.store.tables import EventKind
 from tuner.store.workers import WorkerIdentity
 
@@ -21,4 +21,5 @@ __all__ = [
     "default_url",
     "open_store",
     "study_id",
+    "why_kept",
 ]

@@ -540,6 +540,13 @@ def _read_statuses(
     }
 
 
+def why_kept(study_id: str, state: StudyState) -> str:
+    """Why :meth:`Store.delete` refused to delete a study."""
+    if state in OPEN:
+        return f"study {study_id} is {state}: cancel it first"
+    return f"study {study_id} is {state}, but a worker is still ending a probe of it: try again"
+
+
 def open_store(
     url: str | None = None, *, create: bool = True, patience_s: float | None = None
 ) -> Store:

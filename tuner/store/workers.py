@@ -156,14 +156,15 @@ class Workers:
         """Notes that a worker takes no more; ``False`` when it was forgotten."""
         return self._note(worker_id, stopped=True)
 
-    def silent_here(self) -> list[RegisteredWorker]:
-        """Workers whose processes are there on this machine, and have given no sign for a lease's
-        time: they are stopped, or cannot reach the database."""
+    def silent_here(self, pool: str = "") -> list[RegisteredWorker]:
+        """Workers of a pool, or all, whose processes are there on this machine, and have given no
+        sign for a lease's time: they are stopped, or cannot write into the database."""
         with self._transactions.read() as session:
             since = clock(session) - timedelta(seconds=lease.LEASE_S)
             silent = (WorkerRow.seen_at <= since, WorkerRow.stopped_at.is_(None))
             found = _read(session, *silent)
-        return [one for one in found if one.identity.is_alive()]
+        ours = (one for one in found if not pool or pool in one.pools)
+        return [one for one in ours if one.identity.is_alive()]
 
     def living(self, pool: str = "") -> list[RegisteredWorker]:
         """The living workers that serve studies of a pool, or of none; see :func:`read_living`."""

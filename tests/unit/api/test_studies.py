@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 import yaml
@@ -28,7 +28,7 @@ from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, next_probe
 from tuner.results.summary import in_brief
 from tuner.store import WorkerIdentity
-from tuner.store.tables import StudyRow, clock
+from tuner.store.tables import StudyRow, WorkerRow, clock
 from tuner.store.workers import Workers
 
 PROBLEM = "application/problem+json"
@@ -500,6 +500,10 @@ def test_a_queued_study_says_what_it_waits_for(client, store):
     assert reason() == needed, "it serves no such pool"
     workers.register(here, ["big"], replace(nodes[0], others=nodes[1:]).as_dict(), versions)
     assert reason() == "a worker is about to take it"
+    with store.transactions.write() as session:  # the disk is full, or it is stopped
+        session.execute(update(WorkerRow).values(seen_at=datetime(2026, 1, 1, 12, 34, 56)))
+    told = f"no sign of {here.name} (process {here.pid}) on this machine since 12:34:56 UTC"
+    assert reason().startswith(told)
 
 
 @pytest.fixture

@@ -73,7 +73,8 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli, arguments):
     found = cli("suggest", *arguments)
     assert found.code == 0, found.err
     text = " ".join(found.out.split())
-    assert "memory by arithmetic" in text
+    assert "predicted by arithmetic" in text
+    assert "\nanswered by arithmetic: torch is not installed here" in found.err
     text = " ".join(cli("suggest", *arguments, "--why").out.split())
     assert "torch is not installed here, which a dry run needs" in text
     assert "No dry run was made" in text

@@ -127,6 +127,17 @@ def test_others_as_fast_are_no_lighter():
     assert told(several, second).why == ("As fast as #3, which is no lighter.", untold)
 
 
+def test_a_second_that_is_tied_says_so_and_is_not_told_again_as_the_lighter():
+    other = evaluation(2, settings=Settings(micro_batch_size=2))
+    near = facts.next_best(other, 1.004, tolerance=0.01)
+    lighter = fact("lighter", least=other, spared_bytes=GIB, ratio=1.004)
+    assert told(near, lighter).why == (
+        "Second: micro_batch_size=2 (2 s, +0.4%, 1.00 GiB); a tie, within the tolerance.",
+    )
+    assert "a tie, within the tolerance (1.0%)" in str(near)
+    assert "tie" not in str(facts.next_best(other, 1.02, tolerance=0.01))
+
+
 def test_changes_that_were_run_come_first_then_the_largest():
     expected = replace(PAIR, knob="tp_size", value=4, probes=(), step=replace(LONGER, ratio=1.9))
     elsewhere = replace(PAIR, of_answer=False)

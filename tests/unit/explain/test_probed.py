@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.configuration import parse_settings
+from tests.unit.results.studies import gpu_question, predicted_study
+from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Measurement, Outcome
 from tuner.explain.knobs import only_knob
 from tuner.explain.known import answer
@@ -266,3 +267,11 @@ def test_other_programs_load_is_said_once_where_it_took_more_than_a_quarter_of_t
         "Other programs used about 5.9 of 8 cores while probe #1 ran: measure again on a quiet"
         " machine."
     )
+
+
+def test_the_next_best_is_the_next_be_it_of_the_same_layout():
+    question = gpu_question("1xa100-80gb", activation_checkpointing=("none",))
+    found = answer(predicted_study(question))
+    (second,) = (one["second"] for one in found.facts if one["kind"] == "next_best")
+    assert second["settings"]["micro_batch_size"] == 4
+    assert found.best.settings.layout == Settings.from_dict(second["settings"]).layout

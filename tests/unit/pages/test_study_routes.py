@@ -119,6 +119,12 @@ def test_a_name_labels_and_notes_are_written_from_its_page(browser, page, store,
 def test_a_study_is_deleted_from_its_page_once_it_has_ended(browser, page, store, done, running):
     refused = browser.submit(f"/studies/{running}/delete", page=f"/studies/{done}")
     assert refused.status_code == 409
+    assert "is running: cancel it first" in refused.text
+    claimed(store, running)
+    assert store.move(running, StudyState.CANCELLED)
+    refused = browser.submit(f"/studies/{running}/delete", page=f"/studies/{done}")
+    assert refused.status_code == 409
+    assert "is cancelled, but a worker is still ending a probe of it" in refused.text
     assert browser.post(f"/studies/{done}/delete", data={}).status_code in (403, 415)
     answer = browser.submit(f"/studies/{done}/delete", page=f"/studies/{done}")
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
