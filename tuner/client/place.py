@@ -318,6 +318,13 @@ NO_RING_PROBE = (
 )
 
 
+# Their products on CPUs are others (``MatMul8bitFp`` in autograd/_functions.py, 0.50.2).
+NO_EIGHT_BIT_PROBE = (
+    "is not probed here: have a script that loads the model so run with --script, or ask for"
+    " predictions with --fidelity predicted"
+)
+
+
 def _check_software(question: Question) -> None:
     """Refuse a framework that is not probed, other versions, an optimizer without its library."""
     asked = question.framework
@@ -328,6 +335,8 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
+    if question.in_eight_bits:
+        raise UsageError("adapter.quantize", "int8", NO_EIGHT_BIT_PROBE)
     if question.unprobed:
         raise UsageError("cp_size", show_all(question.knobs["cp_size"]), NO_RING_PROBE)
     for package, version, found in not_installed(asked):
