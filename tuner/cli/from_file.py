@@ -222,7 +222,7 @@ def _facts(
         yield "difference", said
         yield from (("", one) for one in _predicted_lead(now, best))
     fields = ", ".join(wanted) or "no field of it"
-    yield "changes", fields if refused is None else f"none: {refused}"
+    yield "changes", fields if refused is None else f"none: {refused.allowed}"
     if script:
         yield "beside it", f"the answer needs {script}, which no field of it says"
 

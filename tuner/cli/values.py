@@ -11,7 +11,7 @@ from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked, WorkloadAsked
 from tuner.client.request import WITHIN, Common, RequestHere, read_here
 from tuner.client.values import ARGUMENTS, framework_of_files
-from tuner.core.adapter import QUANTIZED, Adapter
+from tuner.core.adapter import Adapter
 from tuner.core.bounds import choice
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName, parse_stated_versions
@@ -126,7 +126,7 @@ class Texts:
         found = {name: value for name, value in values.items() if value is not None}
         if found and asked.adapter is None:
             name = next(iter(found))
-            wanted = "qlora" if name in QUANTIZED else "lora or qlora"
+            wanted = "qlora" if name == "double_quant" else "lora or qlora"
             allowed = f"needs --adapter {wanted}"
             self.wrong.append(UsageError(options[name], found[name], allowed))
             return None

@@ -13,10 +13,11 @@ from tuner.client.cases import Case
 from tuner.client.predict import read_single_case
 from tuner.client.request import read_cluster
 from tuner.client.values import NotCoveredError, as_large, read_model
-from tuner.core.adapter import ALL_LINEAR, Adapter
+from tuner.core.adapter import ALL_LINEAR, Adapter, Quantize
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import (
+    FSDP,
     KNOBS,
     Checkpointing,
     Sharding,
@@ -117,6 +118,7 @@ def asked_of(
     uncounted = _uncounted(found, stack, stated)
     if not found.strict:
         model = _longer(model, length, uncounted)
+        adapter = _fitting_bits(adapter, model, precision, knobs, uncounted)
         adapter = _fitting_adapter(adapter, model, uncounted, found.format_name)
         if packing and precision == Precision.FP32:  # FlashAttention takes 16 bits
             packing = {**packing, "variant": PackingVariant.POSITION_IDS}
@@ -238,6 +240,30 @@ def _longer(model: ModelConfig, length: int, uncounted: list[Uncounted]) -> Mode
     return read_model_config({**model.as_config(), field: length}, model.name, model.task)
 
 
+def _fitting_bits(
+    adapter: Mapping[str, Any] | None,
+    model: ModelConfig,
+    precision: Any,
+    knobs: Mapping[str, Any],
+    uncounted: list[Uncounted],
+) -> Mapping[str, Any] | None:
+    """The adapter beside a model in eight bits where this is priced, else in 16."""
+    if adapter is None or adapter.get("quantize") != Quantize.INT8:
+        return adapter
+    why = ""
+    if knobs.get("sharding", Sharding.DDP) in FSDP:
+        why = "bitsandbytes keeps whole matrices beside what FSDP shards"
+    elif precision != Precision.BF16_MIXED:
+        why = "peft keeps fp32 adapters beside it, which are not counted without mixed precision"
+    elif model.is_traced or model.experts:
+        why = f"what {model.model_type} takes then is not known"
+    if not why:
+        return adapter
+    effect = f"is counted as 16 bits: {why}"
+    uncounted.append(Uncounted(key="frozen weights", value="8 bits", effect=effect))
+    return {name: one for name, one in adapter.items() if name != "quantize"}
+
+
 def _fitting_adapter(
     adapter: Mapping[str, Any] | None,
     model: ModelConfig,
@@ -339,7 +365,10 @@ def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
         return values[0] if values else None
     if values and given not in values:
         said = " or ".join(str(value) for value in values)
-        raise UsageError(name, given, f"the file says {said}")
+        if isinstance(given, Mapping) and isinstance(values[0], Mapping):  # what differs of them
+            one = next((key for key in given if given[key] != values[0].get(key)), "")
+            name, given, said = f"{name}.{one}", given.get(one), str(values[0].get(one))
+        raise UsageError(name, given, f"the file says {said}: change it there")
     return given
 
 

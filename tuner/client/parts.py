@@ -40,7 +40,7 @@ from tuner.client.values import (
     read_model,
     uncovered_model_type,
 )
-from tuner.core.adapter import QUANTIZED, Adapter, AdapterMethod
+from tuner.core.adapter import QUANTIZED, Adapter, AdapterMethod, Quantize
 from tuner.core.bounds import Number, Whole
 from tuner.core.cluster import (
     MOST_GPUS_PER_NODE,
@@ -193,14 +193,11 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
     for name in ("target_modules", "modules_to_save"):
         if name in given:
             given[name] = _split(given[name])
-    if given.get("quantize") == "int8":
-        allowed = "bitsandbytes' 8-bit layers are not probed: nf4 or fp4"
-        raise UsageError("quantize", "int8", allowed)
     if (doubles := given.get("double_quant")) in ("true", "false"):
         given["double_quant"] = doubles == "true"
     found: Adapter = handler(given)
     for name in QUANTIZED:  # also at its default: what is said and has no effect is refused
-        if not found.quantizes and given.get(name) is not None:
+        if not found.quantizes and given.get(name) not in (None, Quantize.INT8):
             raise UsageError(name, given[name], f"needs the method {AdapterMethod.QLORA}")
     return found
 
@@ -277,7 +274,8 @@ class WorkloadGiven(Part):
     ) = None
     """What is trained in the place of the model, which is then frozen: lora, or qlora, which keeps
     that model in four bits, or an object of method, rank, alpha, dropout target_modules and
-    modules_to_save, as peft calls them, and with qlora quantize and double_quant."""
+    modules_to_save, as peft calls them, with qlora quantize and double_quant, and of lora in
+    eight bits quantize int8."""
     packing: (
         Annotated[
             Packing,

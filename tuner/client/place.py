@@ -157,10 +157,9 @@ def with_reason(store: Store, study: Study) -> Study:
     workers = registered.living(pool)
     lacking = [_lacks(study, worker) for worker in workers]
     if not workers and (silent := registered.silent_here(pool)):
-        named = listed(f"{one.name} (process {one.identity.pid})" for one in silent)
-        why = (
-            f"no sign of {named} on this machine since {silent[0].seen_at[11:19]} UTC: see its log"
-        )
+        named = listed({f"{one.name} (process {one.identity.pid})": 0 for one in silent})
+        since = silent[0].seen_at[11:19]
+        why = f"no sign of {named} on this machine since {since} UTC: see its log"
     elif not workers:
         why = f"no worker runs: start one with tuner worker{f' --pool {pool}' if pool else ''}"
     elif all(lacking):
@@ -319,6 +318,13 @@ NO_RING_PROBE = (
 )
 
 
+# Their products on CPUs are others (``MatMul8bitFp`` in autograd/_functions.py, 0.50.2).
+NO_EIGHT_BIT_PROBE = (
+    "is not probed here: have a script that loads the model so run with --script, or ask for"
+    " predictions with --fidelity predicted"
+)
+
+
 def _check_software(question: Question) -> None:
     """Refuse a framework that is not probed, other versions, an optimizer without its library."""
     asked = question.framework
@@ -329,6 +335,8 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
+    if question.in_eight_bits:
+        raise UsageError("adapter.quantize", "int8", NO_EIGHT_BIT_PROBE)
     if question.unprobed:
         raise UsageError("cp_size", show_all(question.knobs["cp_size"]), NO_RING_PROBE)
     for package, version, found in not_installed(asked):

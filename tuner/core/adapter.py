@@ -29,16 +29,17 @@ class AdapterMethod(StrEnum):
 
 
 class Quantize(StrEnum):
-    """Number formats of four bits, of which bitsandbytes packs eight weights in four bytes."""
+    """Number formats that bitsandbytes keeps a frozen model in."""
 
-    NF4 = "nf4"
+    NF4 = "nf4"  # four bits, of which eight weights are packed in four bytes: of qlora
     FP4 = "fp4"
+    INT8 = "int8"  # a byte, LLM.int8(): Dettmers et al. 2022, arXiv 2208.07339; of lora
 
 
 # Weights in a block with a scale of its own, and scales in a block of these where they are
 # quantized too (``quantize_4bit`` in bitsandbytes/functional.py, 0.50).
 BLOCK, SCALES = 64, 256
-# What only qlora has, and its defaults, as users' scripts have them.
+# What only a quantized model has, and the defaults of qlora, as users' scripts have them.
 QUANTIZED: Mapping[str, object] = {"quantize": Quantize.NF4, "double_quant": True}
 
 
@@ -73,8 +74,10 @@ class Adapter:
     """Names of linear layers in each decoder layer, or ``all-linear``."""
     modules_to_save: tuple[str, ...] = ()
     """Names of modules of which copies are trained whole beside it, such as ``embed_tokens``."""
-    quantize: Quantize = Quantize.NF4  # what the frozen model's linear layers are kept in by qlora
-    double_quant: bool = True  # whether the scales of blocks are quantized too
+    quantize: Quantize = Quantize.NF4
+    """Number format of the frozen model's linear layers: nf4 or fp4 of qlora; of lora they are as
+    they are computed with, but where it is int8."""
+    double_quant: bool = True  # whether the scales of qlora's blocks are quantized too
 
     def __post_init__(self) -> None:
         for name in ("target_modules", "modules_to_save"):
@@ -85,16 +88,19 @@ class Adapter:
             raise UsageError("target_modules", "", allowed)
         if ALL_LINEAR in names and len(names) > 1:
             raise UsageError("target_modules", ",".join(names), "all-linear stands by itself")
+        if self.quantizes and self.quantize is Quantize.INT8:
+            allowed = f"is of the method {AdapterMethod.LORA}: {AdapterMethod.QLORA} has four bits"
+            raise UsageError("quantize", str(self.quantize), allowed)
         if not self.quantizes:
             for name, default in QUANTIZED.items():
                 value = getattr(self, name)
-                if value != default:
+                if value not in (default, Quantize.INT8):
                     raise UsageError(name, str(value), f"needs the method {AdapterMethod.QLORA}")
         check_bounds(self)
 
     def __str__(self) -> str:
         """Such as ``lora of rank 16 on all-linear``."""
-        kept = ""
+        kept = f" beside {self.quantize}" if self.eight_bits else ""
         if self.quantizes:
             kept = f" beside {self.quantize}{' with double quantization' * self.double_quant}"
         if self.modules_to_save:
@@ -106,19 +112,31 @@ class Adapter:
         """Whether the frozen model's linear layers are kept in four bits."""
         return self.method is AdapterMethod.QLORA
 
-    def scale_bytes(self, weights: int) -> int:
+    @property
+    def eight_bits(self) -> bool:
+        """Whether they are kept in eight."""
+        return not self.quantizes and self.quantize is Quantize.INT8
+
+    def scale_bytes(self, inputs: int, outputs: int) -> int:
         """Bytes of what bitsandbytes keeps beside a quantized matrix, in the allocator's blocks of
         512: the format's 16 values, and an fp32 for each block, or a byte where these are quantized
-        too, with 256 values, an fp32 for each block of them, and their mean (``QuantState``)."""
-        blocks = -(-weights // BLOCK)
-        parts: tuple[int, ...] = (64, 4 * blocks)
-        if self.double_quant:
+        too, with 256 values, an fp32 for each block of them, and their mean (``QuantState``); in
+        eight bits an fp32 for each row (``Int8Params.SCB``); 0 of what is not quantized."""
+        blocks = -(-inputs * outputs // BLOCK)
+        parts: tuple[int, ...] = (64, 4 * blocks) if self.quantizes else ()
+        if self.eight_bits:
+            parts = (4 * outputs,)
+        elif self.quantizes and self.double_quant:
             parts = (64, blocks, 4 * 256, 4 * -(-blocks // SCALES), 4)
         return sum(-(-part // 512) * 512 for part in parts)
 
     def check(self, model: ModelConfig) -> None:
         """Refuses names that no linear layer of the model has. Raises UsageError: with those that
         it has."""
+        if self.eight_bits and (model.is_traced or model.experts):
+            what = "experts" if model.experts else "such linear layers"
+            allowed = f"is priced by arithmetic, which knows none of {what} of {model.model_type}"
+            raise UsageError("adapter.quantize", str(self.quantize), allowed)
         if model.is_traced:
             sees = model.task is Task.IMAGE_TEXT_TO_TEXT
             if not model.is_causal_lm and (self.quantizes or not sees):
@@ -151,9 +169,10 @@ class Adapter:
         return tuple(one for one in linears(model) if self.targets(one.name))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what only qlora has is left out of others, and what came later while
-        it is the default: identities stay."""
+        """Plain JSON values; what only a quantized model has is left out of others, and what came
+        later while it is the default: identities stay."""
         left_out = set() if self.quantizes else {*QUANTIZED}
+        left_out -= {"quantize"} if self.eight_bits else set()
         left_out |= set() if self.modules_to_save else {"modules_to_save"}
         return {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in left_out

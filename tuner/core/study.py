@@ -231,6 +231,9 @@ class Question:
         packing = self.workload.packing if self.script is None else None
         if packing and (why := _not_packed(self.workload, self.cluster, self.framework)):
             raise UsageError("packing", str(packing.variant), why)
+        if self.in_eight_bits and self.workload.precision is not Precision.BF16_MIXED:
+            allowed = "must be bf16_mixed beside int8, where peft keeps adapters in fp32"
+            raise UsageError("precision", str(self.workload.precision), allowed)
         if self.script is None and (why := no_optimizer(self.workload, self.framework)):
             raise UsageError("optimizer", str(self.workload.optimizer), why)
         if self.script is not None:
@@ -248,8 +251,15 @@ class Question:
             return ""
         if self.framework.name in NOT_PROBED:
             return f"settings of {self.framework.name}"
-        rings = any(size > 1 for size in self.knobs.get("cp_size", ()))
-        return "settings of context parallelism" if rings else ""
+        if any(size > 1 for size in self.knobs.get("cp_size", ())):
+            return "settings of context parallelism"
+        return "settings of a model in eight bits" if self.in_eight_bits else ""
+
+    @property
+    def in_eight_bits(self) -> bool:
+        """Whether a frozen model is, in the probe program's step."""
+        adapter = self.workload.adapter
+        return self.script is None and adapter is not None and adapter.eight_bits
 
     def as_dict(self) -> dict[str, Any]:
         workload = self.workload.as_dict()

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from tuner.catalog.versions import meets
+from tuner.core.adapter import Quantize
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
@@ -58,6 +59,14 @@ RING_NOTE = (
     "ring attention is not probed here: its buffers are those of torch 2.13's own code, its seconds"
     " arithmetic; of torchtitan's published runs with 2, 4 and 8 ranks the first was as fast as"
     " predicted, the others 30% and 35% slower"
+)
+# Part of what layers in eight bits take more or less by which it may be off: their columns of
+# outliers are as many as values make them.
+EIGHT_BITS_OFF = 0.1
+EIGHT_BIT_NOTE = (
+    "layers in eight bits are not run here: their memory is arithmetic from bitsandbytes' source,"
+    " with full checkpoints that are reentrant (others do not drop what these layers keep), and"
+    " their speed is taken to be that of layers in 16 bits, which is more"
 )
 LIGER_NOTE = (
     "Liger's loss is not run here: what it takes beyond the probe program's is arithmetic from its"
@@ -220,7 +229,8 @@ def _allocated_tensors(
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
         if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
-            return replace(tensors, width=costs.memory.arithmetic)
+            tensors = replace(tensors, width=costs.memory.arithmetic)
+            return _in_eight_bits(tensors, workload, settings, cluster)
     else:
         found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
         tensors = _arithmetic(found, costs.memory.arithmetic)
@@ -230,7 +240,10 @@ def _allocated_tensors(
         added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
         tensors = tensors.with_more(added)
     if runs_liger(settings, framework, script):
-        tensors = _with_liger(tensors, more_bytes(part, settings, cluster, framework))
+        size = more_bytes(part, settings, cluster, framework)
+        more = {Phase.LOSS: {Category.LOGITS_AND_LOSS: size}}
+        tensors = _beside(tensors, more, {Phase.LOSS: MORE_BYTES_OFF * abs(size)})
+    tensors = _in_eight_bits(tensors, workload, settings, cluster)
     unsplit = unsplit_bytes(workload, settings, cluster, tensors.by_phase)
     if not any(unsplit.values()):
         return tensors
@@ -246,16 +259,40 @@ def _arithmetic(found: StepMemory, width: Width) -> AllocatedTensors:
     )
 
 
-def _with_liger(tensors: AllocatedTensors, size: float) -> AllocatedTensors:
-    """The same with what Liger's loss takes beyond the chunked one, as wide as that may be off."""
-    loss = str(Phase.LOSS)
-    more: dict[str, dict[str, float]] = {phase: {} for phase in tensors.by_phase}
-    more[loss] = {str(Category.LOGITS_AND_LOSS): size}
-    found = tensors.with_more(more)
-    off = {phase: MORE_BYTES_OFF * abs(size) * (phase == loss) for phase in found.by_phase}
-    peak = max(found.by_phase.values())
-    low = max(found.width.low * at - off[phase] for phase, at in found.by_phase.items())
-    high = max(found.width.high * at + off[phase] for phase, at in found.by_phase.items())
+def _in_eight_bits(
+    tensors: AllocatedTensors, workload: Workload, settings: Settings, cluster: Cluster
+) -> AllocatedTensors:
+    """The same where a frozen model is in eight bits: dry runs are of one in 16."""
+    if workload.adapter is None or not workload.adapter.eight_bits:
+        return tensors
+    adapter = replace(workload.adapter, modules_to_save=())  # the same in both
+    in_8 = replace(workload, adapter=adapter)
+    in_16 = replace(workload, adapter=replace(adapter, quantize=Quantize.NF4))
+    found, other = (step_memory(one, settings, cluster) for one in (in_8, in_16))
+    more: dict[Phase, dict[Category, float]] = {}
+    for phase in found.moments:
+        sizes, before = found.breakdown(phase), other.breakdown(phase)
+        names = (name for name in Category if tensors.basis is Basis.DRY_RUN)
+        more[phase] = {name: sizes.get(name, 0.0) - before.get(name, 0.0) for name in names}
+    off = {
+        phase: EIGHT_BITS_OFF * abs(size - other.by_phase[phase])
+        for phase, size in found.by_phase.items()
+    }
+    return _beside(tensors, more, off)
+
+
+def _beside(
+    tensors: AllocatedTensors,
+    more: Mapping[Phase, Mapping[Category, float]],
+    off: Mapping[Phase, float],
+) -> AllocatedTensors:
+    """The same with bytes that only arithmetic knows, which may be ``off`` by so many in a phase:
+    what Liger's loss takes beyond the chunked one, and layers in eight bits in the place of 16."""
+    each = {p: {str(k): size for k, size in sizes.items()} for p, sizes in more.items()}
+    found = tensors.with_more({phase: each.get(Phase(phase), {}) for phase in tensors.by_phase})
+    sizes, peak = found.by_phase.items(), max(found.by_phase.values())
+    low = max(found.width.low * at - off.get(Phase(phase), 0.0) for phase, at in sizes)
+    high = max(found.width.high * at + off.get(Phase(phase), 0.0) for phase, at in sizes)
     return replace(found, width=Width(low / peak, high / peak))
 
 
@@ -405,6 +442,7 @@ def predict(
             *rates_note,
             *[RING_NOTE] * (settings.cp_size > 1),
             *[LIGER_NOTE] * by_liger,
+            *[EIGHT_BIT_NOTE] * (workload.adapter is not None and workload.adapter.eight_bits),
             *[ZERO_NOTE] * (name is FrameworkName.DEEPSPEED),
             *[OF_TRACES] * traced,
         ),

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
+from tuner.core.adapter import Adapter, Quantize
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import (
@@ -147,7 +148,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "reduce_dtype": str(reduced_in(workload, axis_sizes(settings, cluster))),
         "loss": str(workload.loss),
         "tensor_parallel": str(workload.tensor_parallel),
-        **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
+        **({"adapter": _adapter(workload.adapter)} if workload.adapter is not None else {}),
         **packing,
         **({"frozen": [*workload.frozen]} if workload.frozen else {}),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
@@ -157,6 +158,13 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "device": str(cluster.gpu.device),
         "attention_backends": attention_backends(workload, cluster),
     }
+
+
+def _adapter(adapter: Adapter) -> dict[str, Any]:
+    """What the probe program is told of it; a model in eight bits it has as it is computed with."""
+    if adapter.eight_bits:
+        adapter = replace(adapter, quantize=Quantize.NF4)
+    return adapter.as_dict()
 
 
 def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:

@@ -385,6 +385,8 @@ def _sure(
         yield f"{_rank(step, beside)}; absolute speed may be off (-{low} to +{high})."
     if fact := facts.get("nothing_measured"):
         yield f"Not measured: {fact['how']}."
+    if "in_eight_bits" in facts:
+        yield "Layers in eight bits: memory is arithmetic; they are slower than is said here."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     if fact := facts.get("other_load"):

@@ -28,7 +28,7 @@ from tuner.core.words import (
 )
 from tuner.core.workload import Precision
 from tuner.cost.calibration import calibrated_text
-from tuner.cost.prediction import OF_TRACES
+from tuner.cost.prediction import EIGHT_BIT_NOTE, OF_TRACES
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -216,6 +216,8 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
         timed = partial(_with_step, known, shown)
         yield from memory_facts(known.study.question, shown.settings, profiles, timed)
+    if shown is not None and known.study.question.in_eight_bits:
+        yield fact("in_eight_bits", sentence(EIGHT_BIT_NOTE))
     if choice and choice.best.probes:
         if known.study.question.workload.is_traced:
             yield fact("of_dry_runs_alone", sentence(OF_TRACES))

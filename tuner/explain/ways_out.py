@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from tuner.catalog.versions import version_table
-from tuner.core.adapter import Adapter, AdapterMethod
+from tuner.core.adapter import Adapter, AdapterMethod, Quantize
 from tuner.core.cluster import MOST_NODES, Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName
@@ -138,9 +138,9 @@ def _kinds(question: Question) -> Iterator[_Kind]:
         methods.insert(0, AdapterMethod.LORA)
     adapter = work.adapter or Adapter()
     if not adapter.quantizes:
+        made = [replace(adapter, method=one, quantize=Quantize.NF4) for one in methods]
         yield tuple(
-            _Change(option=f"--adapter {one}", workload={"adapter": replace(adapter, method=one)})
-            for one in methods
+            _Change(option=f"--adapter {one.method}", workload={"adapter": one}) for one in made
         )
     halves = (work.sequence_length // times for times in (2, SHARE))
     yield tuple(_of_workload("sequence_length", one) for one in halves if one >= SHORTEST)

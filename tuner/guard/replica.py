@@ -238,6 +238,8 @@ def replica_of(
     if question.framework.name in NOT_PROBED or settings.pp_size > 1:
         name = question.framework.name
         raise NoReplicaError(f"{name} is not run here, so nothing of it is trained")
+    if (adapter := question.workload.adapter) is not None and adapter.eight_bits:
+        raise NoReplicaError("a model in eight bits is not run here, so nothing of it is trained")
     world_size = question.cluster.world_size
     tp = smallest_factor(settings.tp_size)
     parallel = settings.data_parallel_size(world_size) > 1

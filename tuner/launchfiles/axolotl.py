@@ -196,6 +196,8 @@ def _read_adapter(fields: Fields) -> dict[str, Any] | None:
         fields,
         four_bits=fields.flag("load_in_4bit", default=kind == "qlora"),
         eight_bits="load_in_8bit" if fields.flag("load_in_8bit") else "",
+        # its default (``normalize_config`` in utils/config/__init__.py)
+        reentrant=fields.part("gradient_checkpointing_kwargs").flag("use_reentrant", default=True),
         double=fields.part("bnb_config_kwargs").flag("bnb_4bit_use_double_quant", default=True),
         rank="lora_r",
         saved="lora_modules_to_save",

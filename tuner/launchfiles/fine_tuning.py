@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from tuner.core.adapter import ALL_LINEAR
+from tuner.core.adapter import ALL_LINEAR, Quantize
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
@@ -63,6 +63,7 @@ def adapter(
     *,
     four_bits: bool,
     eight_bits: str,
+    reentrant: bool,
     double: bool,
     rank: str,
     saved: str,
@@ -75,6 +76,7 @@ def adapter(
         fields: the file's.
         four_bits: whether the frozen model is kept in four bits.
         eight_bits: the field that has it kept in eight; empty of none.
+        reentrant: whether its checkpoints are.
         double: whether scales are quantized too.
         rank: the field of the rank.
         saved: the field of what is trained whole.
@@ -97,8 +99,10 @@ def adapter(
     if four_bits:
         found["double_quant"] = double
     elif eight_bits:
-        effect = "frozen weights of 8 bits are counted as bf16: up to half of them is too much"
-        fields.pass_over(eight_bits, effect, True)
+        found["quantize"] = str(Quantize.INT8)
+        if not reentrant:
+            effect = "checkpoints that are not reentrant do not drop what layers in 8 bits keep:"
+            fields.pass_over(eight_bits, f"{effect} more memory than predicted", True)
     return found
 
 
@@ -255,6 +259,7 @@ def _read_llama_factory(values: Mapping[str, Any]) -> Found:
             fields,
             four_bits=bits == 4,
             eight_bits="quantization_bit" if bits == 8 else "",
+            reentrant=fields.flag("use_reentrant_gc", default=True),
             double=fields.flag("double_quantization", default=True),
             rank="lora_rank",
             saved="additional_target",
@@ -293,6 +298,7 @@ def _read_trl(values: Mapping[str, Any]) -> Found:
             fields,
             four_bits=four,
             eight_bits="load_in_8bit" if eight else "",
+            reentrant=fields.part("gradient_checkpointing_kwargs").flag("use_reentrant"),
             double=fields.flag("use_bnb_nested_quant"),
             rank="lora_r",
             saved="lora_modules_to_save",

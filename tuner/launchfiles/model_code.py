@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.catalog.models import Task
 from tuner.catalog.versions import version_table
 from tuner.core.adapter import ALL_LINEAR
-from tuner.core.configuration import Settings
+from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import ADAPTER_PACKAGE, FOUR_BIT_PACKAGE, FrameworkName
 from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
@@ -193,19 +193,26 @@ def adapter_needs(question: Question) -> str:
     oldest = version_table().frameworks[FrameworkName.ACCELERATE].oldest
     adapter = question.workload.adapter
     packages = [ADAPTER_PACKAGE] * (adapter is not None)
-    packages += [FOUR_BIT_PACKAGE] * (adapter is not None and adapter.quantizes)
+    quantizes = adapter is not None and (adapter.quantizes or adapter.eight_bits)
+    packages += [FOUR_BIT_PACKAGE] * quantizes
     return ", ".join(f"{name} {oldest[name]} or newer" for name in packages)
 
 
 def imports(question: Question) -> tuple[str, ...]:
     """Lines that import what loads the model, makes its batches and wraps it."""
     work = question.workload
-    quantizes = work.adapter is not None and work.adapter.quantizes
+    quantizes = work.adapter is not None and (work.adapter.quantizes or work.adapter.eight_bits)
     names = [work.model.task.auto_class, *["BitsAndBytesConfig"] * quantizes]
     names += ["DataCollatorWithFlattening"] * (work.packing is not None and work.packing.restarts)
     regular = ["import re"] * bool(work.frozen)
     peft = ["from peft import LoraConfig, get_peft_model"] * (work.adapter is not None)
     return (*regular, *peft, f"from transformers import {', '.join(names)}")
+
+
+def checkpoints_reentrantly(question: Question, settings: Settings) -> bool:
+    """Tells whether torch's checkpoints are to be reentrant: others do not drop what layers in
+    eight bits keep."""
+    return question.in_eight_bits and settings.activation_checkpointing is Checkpointing.FULL
 
 
 def _quoted(value: object) -> str:
@@ -236,6 +243,7 @@ def rendered(template: str, question: Question, settings: Settings, **more: obje
         "dtype": DTYPES[loaded(question)],
         "attention": attention(question),
         "split": distributed_config(question, settings),
+        "reentrant": checkpoints_reentrantly(question, settings),
         "targets": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
         "freeze": freeze,
         "freezes": freezes,

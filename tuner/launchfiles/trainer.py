@@ -57,6 +57,7 @@ from tuner.launchfiles.fsdp import (
 from tuner.launchfiles.model_code import (
     adapter_needs,
     attention,
+    checkpoints_reentrantly,
     distributed_config,
     head_arguments,
     labels_text,
@@ -135,7 +136,7 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     own = "activation_checkpointing" if renamed else "gradient_checkpointing"
     values[own] = checkpoints_in_script(question, settings)
     if values[own]:
-        values[f"{own}_kwargs"] = {"use_reentrant": False}
+        values[f"{own}_kwargs"] = {"use_reentrant": checkpoints_reentrantly(question, settings)}
         if settings.activation_checkpointing is Checkpointing.EVERY_2:
             values[f"{own}_kwargs"]["every_n_layers"] = 2
         if settings.activation_checkpointing is Checkpointing.OFFLOAD:

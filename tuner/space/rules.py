@@ -548,6 +548,8 @@ def _no_sharded_adapter(question: Question, settings: Settings) -> str:
     """Why FSDP2 does not shard the adapter, if there is one, as probed; empty where it does."""
     if settings.sharding not in FSDP or question.workload.adapter is None:
         return ""
+    if question.workload.adapter.eight_bits:
+        return " beside int8: bitsandbytes 0.50 keeps whole matrices beside what FSDP2 shards"
     if question.framework.name is FrameworkName.TRAINER:
         # update_fsdp_plugin_peft in transformers/distributed/fsdp.py, 5.23
         return (

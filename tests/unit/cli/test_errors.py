@@ -30,6 +30,10 @@ BAD_OPTIONS = [
     (["--framework", "nanotron"], r"framework: got 'nanotron'; is not probed here"),
     (["--framework", "deepspeed"], r"framework: got 'deepspeed'; is not probed here"),
     (["--knob", "cp_size=1,2"], r"cp_size: got '1, 2'; above 1 is not probed here"),
+    (
+        ["--adapter", "lora", "--quantize", "int8", "--precision", "bf16_mixed"],
+        r"quantize: got 'int8'; is not probed here: have a script",
+    ),
     (["--framework", "accelerate", "--framework-version", "accelerate=1.10.0"],
      r"framework_version: got 'accelerate=1\.10\.0'; accelerate .* is installed here"),
     (["--framework-version", "torch"], r"framework_version: got 'torch'; must look"),

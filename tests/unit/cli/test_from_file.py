@@ -244,6 +244,7 @@ def test_what_the_file_says_is_not_said_otherwise(cli, mine):
         (("--sequence-length", "2048"), "sequence_length: got 2048; the file says 4096"),
         (("--global-batch-size", "32"), "global_batch_size: got 32; the file says 64"),
         (("--model", "gpt2"), "model: got 'gpt2'; the file says which"),
+        (("--optimizer", "sgd"), "optimizer: got 'sgd'; the file says adamw: change it there"),
     ):
         result = cli(*asked(mine, *more))
         assert (result.code, said in result.err) == (2, True), result.err
@@ -308,6 +309,9 @@ def test_where_nothing_fits_nothing_is_to_be_started(cli, tmp_path):
     )
     assert (shown.code, "Nothing fits: " in shown.out) == (3, True), shown.err
     assert "sharding must be ddp with an adapter" in " ".join(shown.out.split())
+    assert "What the file says is changed there." in shown.out
+    other = cli("suggest", "--from", str(path), "--adapter", "qlora", "--cluster", "2xrtx-4090")
+    assert "adapter: got 'qlora'; the file says lora: change it there" in other.err
     assert "axolotl train" not in shown.out
 
 

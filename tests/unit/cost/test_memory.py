@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.core.adapter import Adapter, AdapterMethod
+from tuner.core.adapter import Adapter, AdapterMethod, Quantize
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding, parse_settings
 from tuner.core.measurement import Category, Phase
@@ -140,6 +140,36 @@ def test_quantized_weights_take_half_a_byte_in_whatever_they_are_packed():
     trained = 32 * 16 * (2 * 8192 + 2 * 5120 + 3 * 18432)
     for width, found in zip((2, 4), held_by, strict=True):
         assert found == pytest.approx(layers / 2 + scales + width * (ends + trained), rel=1e-3)
+
+
+def test_weights_of_eight_bits_take_a_byte_and_their_layers_keep_inputs():
+    """Through checkpoints too, unless they are reentrant, as full ones are taken to be."""
+    sizes = {"sequence_length": 512, "global_batch_size": 8, "precision": Precision.BF16_MIXED}
+    lora = Adapter(dropout=0.0)
+    in_16 = Workload(model=read("mistral-7b-v0.1"), adapter=lora, **sizes)
+    in_8 = replace(in_16, adapter=replace(lora, quantize=Quantize.INT8))
+    layers = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    rows = 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)
+    inputs = 32 * 512 * 2 * (4096 + 4096 + 4096 + 14336)
+    gpu = parse_cluster("1xh100-80gb")
+
+    def differ(how, adapter=None):
+        settings = parse_settings(f"sharding=ddp,activation_checkpointing={how}")
+        both = (in_8, in_16)
+        if adapter is not None:
+            both = [replace(one, adapter=replace(one.adapter, **adapter)) for one in both]
+        found, other = (step_memory(one, settings, gpu) for one in both)
+        names = (Category.PARAMETERS, Category.ACTIVATIONS)
+        sizes = [one.breakdown(Phase.LOSS) for one in (found, other)]
+        return [sizes[0][name] - sizes[1][name] for name in names]
+
+    for how, kept in (("full", 0), ("offload", inputs), ("every_2", inputs)):
+        weights, activations = differ(how)
+        assert weights == 4 * rows - layers
+        # what is not checkpointed is kept by adapters, but for autocast's casts
+        assert activations == kept if how != "every_2" else 0 < activations < kept
+    # with four of seven not adapted the MLP's inputs are kept for these layers alone
+    assert differ("none", {"target_modules": ("q_proj", "v_proj")})[1] > 0
 
 
 def test_packed_experts_are_padded_where_ranks_outnumber_them():

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "3289d8fce6d387c68686be3014ec73ee72d21614d65e63fed74bf3de87925eaf"),
-    "verdict": (5, "c88f722f6ad4c7bdc5270e9eba9c4c182d8cd71933bc41f27cb1aea79a606cd3"),
+    "dry run": (5, "df2a3026e9dd80929b32a40d0715cf431ddf01cc34440ce7c065c22111a5fa73"),
+    "verdict": (5, "989a8338e1fe4fe364cb9dd3ddb24ef4ed44ac6200e1edacb8c218366b386d42"),
     "rates": (3, "290425f2ae68dab9b23f7e0e6719639a8c5d2afc5790fc13aa687e6434d117d8"),
 }
 """The format, and the digest of the sources that it stands for."""

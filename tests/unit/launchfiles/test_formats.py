@@ -23,7 +23,7 @@ from tests.unit.launchfiles.cases import (
     trainer,
 )
 from tests.unit.launchfiles.readers import header_of, variables_in
-from tuner.core.adapter import Adapter, AdapterMethod
+from tuner.core.adapter import Adapter, AdapterMethod, Quantize
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import Framework, FrameworkName
@@ -342,6 +342,23 @@ def test_what_a_quantized_model_needs_is_said():
         assert f"1.6 or newer, peft 0.12 or newer{needed}. Start" in header_of(text)
         handed_out = yaml.safe_load(text)["fsdp_config"]["fsdp_cpu_ram_efficient_loading"]
         assert handed_out is (method == "lora")
+
+
+def test_a_model_in_eight_bits_is_loaded_so_and_checkpointed_reentrantly():
+    """Other checkpoints do not drop what its layers keep."""
+    work = {"adapter": Adapter(quantize=Quantize.INT8), **MIXED}
+    settings = "sharding=ddp,activation_checkpointing=full"
+    text = export("accelerate", *Case(settings=settings, workload=work).parts(), ABOUT)
+    assert "bitsandbytes 0.46.1 or newer" in header_of(text)
+    for line in ("BitsAndBytesConfig(load_in_8bit=True),", '{"use_reentrant": True}',
+                 "model.enable_input_require_grads()"):  # fmt: skip
+        assert line in text
+    parts = Case(settings=settings, framework=trainer(), workload=work).parts()
+    arguments = json.loads(export("trainer", *parts, ABOUT))
+    assert arguments["activation_checkpointing_kwargs"] == {"use_reentrant": True}
+    assert "load_in_8bit=True" in " ".join(FORMATS["trainer"].beside(*parts))
+    sharded = broken_rule(*Case(settings="sharding=full_shard", workload=work).parts())
+    assert "keeps whole matrices" in sharded.allowed
 
 
 @pytest.mark.parametrize("how", ["none", "full"])

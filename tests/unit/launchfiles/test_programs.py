@@ -386,6 +386,32 @@ def test_a_model_is_loaded_in_four_bits_or_in_eight(written, text):
     assert caught.value.field == "load_in_8bit"
 
 
+LORA_OF_8 = AXOLOTL.replace("load_in_4bit: true", "load_in_8bit: true").replace("qlora", "lora")
+
+
+@pytest.mark.parametrize(
+    ("text", "eight", "said"),
+    [
+        (LORA_OF_8, True, ""),
+        (f"{LORA_OF_8}gradient_checkpointing_kwargs:\n  use_reentrant: false\n", True, "drop"),
+        (f"{LLAMA_FACTORY}quantization_bit: 8\n".replace("bf16: true\n", ""), False,
+         "without mixed precision"),
+        (f"{LORA_OF_8}fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n", False,
+         "keeps whole matrices"),
+        (LORA_OF_8.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1"), False,
+         "what mixtral takes"),
+        (f"{LLAMA_FACTORY}quantization_bit: 8\n", True, ""),
+        (f"{TRL}load_in_8bit: true\nbf16: true\n", True, "not reentrant"),
+    ],
+)  # fmt: skip
+def test_a_model_in_eight_bits_is_priced_where_that_is_known(written, text, eight, said):
+    asked = asked_of(open_file(written(text)).found, PLACE)
+    assert (asked.arguments["adapter"].get("quantize") == "int8") is eight
+    told = [one for one in asked.uncounted if "8" in str(one) and "bit" in str(one)]
+    assert said in " ".join(map(str, told))
+    assert bool(told) is bool(said)
+
+
 def test_axolotls_linear_layers_are_no_packed_experts(written):
     """It names those that it finds, while peft's own word stands for experts too."""
     text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")

@@ -37,6 +37,7 @@ class Program:
     selected: tuple[Event, ...]
     """As ``unsaved``, but what :meth:`Graph.select` names is saved: selective checkpointing."""
     selected_again: tuple[Event, ...]  # as ``again`` after that: what was selected is there
+    staying_bytes: float  # of what :meth:`Graph.stay` names but the input, per sequence
     selected_bytes: float  # of what is selected, per sequence
     unused_bytes: float  # of that, what is selected in vain: it is freed when backward has ended
     input_bytes: float  # of the layer's input, per sequence
@@ -77,6 +78,7 @@ class Graph:
     _bases: dict[int, int] = field(init=False, default_factory=dict)
     """Tensors that are parts of another's memory, and whose."""
     _selected: set[int] = field(init=False, default_factory=set)
+    _staying: set[int] = field(init=False, default_factory=set)
     _held: dict[int, int] = field(init=False, default_factory=dict)
     """The operator to which a function's local keeps a tensor alive, by tensor."""
 
@@ -154,6 +156,10 @@ class Graph:
     def select(self, *tensors: int) -> None:
         self._selected |= set(tensors)
 
+    def stay(self, *tensors: int) -> None:
+        """An operator keeps these by itself, where checkpointing does not drop them."""
+        self._staying |= set(tensors)
+
     def compile(self, output: int) -> Program:
         """The events of a layer whose result is ``output``, of the size of its input."""
         # tensors with a gradient; operators before the first that has one save nothing
@@ -188,6 +194,7 @@ class Graph:
             again=_shortened([*forward, (EventKind.PASSING, -self._sizes[output])]),
             selected=_shortened(self._without_casts(selected)),
             selected_again=_shortened(selected_again),
+            staying_bytes=sum(self._sizes[tensor] for tensor in self._staying - {0}),
             selected_bytes=sum(self._sizes[tensor] for tensor in self._selected),
             unused_bytes=unused,
             input_bytes=self._sizes[0],

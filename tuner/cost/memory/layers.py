@@ -222,6 +222,8 @@ class _Layer:
                 # scales where they are quantized too
                 scales = adapter.double_quant * 4 * ceil(into * out / BLOCK) / self.c
                 product = self.graph.op(size, x, unpacks=(into * out, scales))
+            elif adapter.eight_bits:
+                product = self._in_eight_bits(x, into, out)
             else:
                 product = self._product(self.graph.op(size, x))
             return self._adapted(x, product, into, out) if adapter.targets(name) else product
@@ -230,18 +232,33 @@ class _Layer:
         kept = self.memory.get(cast, cast)
         return self._product(self.graph.op(size, cast, saves=(kept,), weight=weight))
 
+    def _in_eight_bits(self, x: int, into: float, out: float) -> int:
+        """bitsandbytes' ``MatMul8bitLt`` (autograd/_functions.py and backends/cuda/ops.py, 0.50.2).
+
+        Its node of autograd's graph has the input as an attribute (``ctx.tensors``), and not among
+        saved tensors, which are all that a checkpoint that is not reentrant drops (seen on CPU
+        tensors). Forward makes bytes of the input, and the product in int32 and fp16; backward a
+        whole weight. Columns of outliers, which it keeps apart, are few, and not counted.
+        """
+        kept = self.memory.get(x, x)
+        self.graph.stay(kept)
+        return self.graph.op(
+            self.c * self.tokens * out, x, saves=(kept,),
+            forward_work=self.tokens * (into + (4 + 2) * out), unpacks=(into * out, 0.0),
+        )  # fmt: skip
+
     def _adapted(self, x: int, product: int, into: float, out: float) -> int:
         """LoRA beside a product (``Linear.forward`` in peft/tuners/lora/layer.py, 0.21).
 
         Its input is cast to the adapter's format, dropped out, and multiplied twice, under autocast
         in the narrow format again; what comes of it is scaled, and added. Of quantized layers
-        (``Linear4bit.forward`` in bnb.py) the product is copied first, and autocast's input is not
-        cast, for which peft asks of CUDA's autocast alone.
+        (``Linear4bit.forward`` in bnb.py) the product is copied first, and of them and those in
+        eight bits autocast's input is not cast, for which peft asks of CUDA's autocast alone.
         """
         graph, adapter = self.graph, self.key.adapter
         assert adapter is not None
-        copies = adapter.quantizes
-        widens = self.widens and not (copies and self.key.device is Device.CUDA)
+        copies, by_bitsandbytes = adapter.quantizes, adapter.quantizes or adapter.eight_bits
+        widens = self.widens and not (by_bitsandbytes and self.key.device is Device.CUDA)
         width = self.key.adapter_bytes if widens else self.c
         narrow, wide = self.c * self.tokens * into, width * self.tokens * into
         size, inner, given = self.c * self.tokens * out, self.c * self.tokens * adapter.rank, x

@@ -173,6 +173,14 @@ class Layer:
     program: Program  # what its activations do
     unit: Unit  # its parameters
     checkpointing: Checkpointing  # anything but every_2
+    reentrant: bool
+    """Whether its checkpoint is, as that of a model in eight bits is where no layer has another."""
+
+    @property
+    def staying_bytes(self) -> float:
+        """Bytes that its checkpoint does not drop, per sequence."""
+        drops = self.reentrant or self.checkpointing is Checkpointing.NONE
+        return 0.0 if drops else self.program.staying_bytes
 
     @property
     def kept_bytes(self) -> float:
@@ -180,9 +188,10 @@ class Layer:
         if self.checkpointing is Checkpointing.NONE:
             return self.program.kept_bytes
         if self.checkpointing is Checkpointing.OFFLOAD:
-            return 0.0
+            return self.staying_bytes
         selected = self.checkpointing is Checkpointing.SELECTIVE
-        return self.program.input_bytes + selected * self.program.selected_bytes
+        kept = self.program.input_bytes + selected * self.program.selected_bytes
+        return kept + self.staying_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +284,8 @@ def adapter_input_bytes(workload: Workload, settings: Settings, cluster: Cluster
     """Bytes of an element of what they take: beside quantized layers peft casts nothing where
     autocast does, for which it asks of CUDA's alone (``Linear4bit.forward`` in bnb.py)."""
     adapter = workload.adapter
-    narrow = adapter is not None and adapter.quantizes and cluster.gpu.device is Device.CUDA
+    narrow = adapter is not None and (adapter.quantizes or adapter.eight_bits)
+    narrow = narrow and cluster.gpu.device is Device.CUDA
     wide = not narrow and autocasts(workload, settings, cluster)
     return 4 if wide else COMPUTE_BYTES[workload.precision]
 
@@ -368,6 +378,7 @@ def _shards(key: LayerKey, ranks: int, pp_size: int, checkpointing: Checkpointin
             ),
             unit=kind[1],
             checkpointing=kind[2],
+            reentrant=checkpointing is Checkpointing.FULL,
         )
         for kind in set(kinds)
     }

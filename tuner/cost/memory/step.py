@@ -280,6 +280,7 @@ class Step(Wrapping):
             self.tape.sequence(TEMPORARIES, -self.stream)
             on_host = layer.checkpointing is Checkpointing.OFFLOAD
             self.tape.sequence(ACTIVATIONS, 0.0 if on_host else self.stream)
+            self.tape.sequence(ACTIVATIONS, layer.staying_bytes)
         left = not program.saves_input if plain else layer.checkpointing is Checkpointing.OFFLOAD
         if first and self.cut == 1 and left:
             self.tape.sequence(TEMPORARIES, self.stream)
@@ -485,6 +486,7 @@ class Step(Wrapping):
         elif layer.checkpointing is Checkpointing.FULL:
             self.replay(program.again)
         self.replay(program.backward)
+        self.tape.sequence(ACTIVATIONS, -layer.staying_bytes)
         if not on_host and layer.checkpointing is not Checkpointing.NONE:
             saved_twice = self.stream if program.saves_input else 0.0
             # the graph counts its input where it saves it; here it was there already

@@ -85,7 +85,7 @@ class ModelTensors:
         """The same parameters of a model, all frozen, and after each layer's those of its adapters.
 
         Quantized weights are as many elements of the frozen model's format as they are packed in,
-        two to a byte: FSDP gathers them with what is not quantized.
+        two to a byte, or one: FSDP gathers those of four bits with what is not quantized.
         """
 
         def frozen(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -94,6 +94,8 @@ class ModelTensors:
         def kept(tensor: Tensor) -> Tensor:
             if adapter.quantizes and tensor.columns > 1:  # of layers all but norms and biases
                 return Tensor(-(-tensor.elements // (2 * frozen_width)), trained=False)
+            if adapter.eight_bits and tensor.columns > 1:
+                return Tensor(-(-tensor.elements // frozen_width), trained=False)
             return tensor._replace(trained=False)
 
         def layer(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -216,9 +218,9 @@ def trained_elements(model: ModelConfig, adapter: Adapter | None) -> int:
 @lru_cache(maxsize=64)
 def scales_bytes(model: ModelConfig, adapter: Adapter | None) -> int:
     """Bytes that each rank holds beside quantized weights, of which it may have a shard alone."""
-    if adapter is None or not adapter.quantizes:
+    if adapter is None:
         return 0
-    each = (adapter.scale_bytes(one.inputs * one.outputs) for one in linears(model))
+    each = (adapter.scale_bytes(one.inputs, one.outputs) for one in linears(model))
     return model.layers * sum(each)
 
 
