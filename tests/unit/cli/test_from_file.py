@@ -1,17 +1,19 @@
 """``tuner suggest --from``: the file's settings, the best, the difference, and the change."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import tuner
 from tuner.catalog.versions import version_table
+from tuner.cli.from_file import _difference
 from tuner.client.from_file import left_out, patched, read_question
 from tuner.client.request import read_here
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
-from tuner.core.quantity import Provenance
+from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.launchfiles import FORMATS, About, export
 
 pytestmark = pytest.mark.usefixtures("no_torch")
@@ -98,6 +100,19 @@ def test_a_file_is_answered_shown_and_changed(cli, mine):
     assert "the file has the fastest settings that fit already" in " ".join(again.out.split())
     assert mine.read_text(encoding="utf-8") == text
     assert not mine.with_name("mine.yaml.bak1").exists()
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"), [(10.0, "the same memory"), (9.98, "-20.5 MiB"), (12.5, "+2.50 GiB")]
+)
+def test_a_small_difference_of_memory_is_not_said_to_be_none(needed, said):
+    now, best = (
+        SimpleNamespace(
+            fits=True, tokens_per_s_per_gpu=UNKNOWN, needed_gib=SimpleNamespace(value=n)
+        )
+        for n in (10.0, needed)
+    )
+    assert _difference(now, best) == said
 
 
 def test_no_copy_is_kept_where_none_is_wanted(cli, mine):
