@@ -380,6 +380,19 @@ def test_values_that_a_file_cannot_say_are_told(tmp_path):
         assert left_out(question, job) == {name: values for name, values in left.items() if values}
 
 
+def test_what_was_asked_for_beside_a_file_and_is_none_of_its_values_is_not_passed_over(tmp_path):
+    path = tmp_path / "ax.yaml"
+    path.write_text(AXOLOTL_FULL, encoding="utf-8")
+    asked = {"cluster": "8xa100-80gb", "fidelity": "predicted", "knobs": {"cpu_offload": [True]}}
+    question = read_question(str(path), None, asked)
+    job = question.request.question(installed_versions())
+    best = parse_settings(
+        "sharding=full_shard,cpu_offload=true,micro_batch_size=4,gradient_accumulation_steps=4"
+    )
+    with pytest.raises(tuner.UsageError, match=r"cpu_offload=true cannot be put into it: set it"):
+        patched(question, job, best)
+
+
 def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):
     path = tmp_path / "ax.yaml"
     path.write_text(AXOLOTL.replace("adamw_torch", "sgd"), encoding="utf-8")
