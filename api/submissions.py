@@ -103,7 +103,7 @@ class Submissions:
             limits = request.limits_at(request.fidelity or Fidelity(first.limits["fidelity"]))
             again = self._within_limits(first, limits)
             self._note_joined(owner, known, address)
-            return Submitted(body=again, notes=())
+            return Submitted(body=again, notes=said)
         named = self._place(request, asked)
         status = self._store.status(named.study_id)
         if status is not None and status.identity != named.identity:

@@ -23,6 +23,7 @@ from tuner.logs import bound
 from tuner.machine import Machine, together
 from tuner.store import Store, StudyStatus, WorkerIdentity, open_store
 from tuner.store.workers import Workers
+from tuner.text import count_text
 from workers.devices import check_machine
 from workers.executor import WorkerOptions
 from workers.lease import BEATS, may_pass
@@ -117,7 +118,8 @@ class StudyQueue:
         return self._passed.get(study.id, (None, 0.0))[0] == study.revision
 
     def _next(self) -> Study | None:
-        self.store.reap()
+        if lost := self.store.reap():
+            log.warning("%s taken from workers that are lost", count_text(lost, "probe"))
         self._may_want_us = False
         found = self.store.open_studies(self.pools)
         # what was noted of studies that are not open any more is forgotten

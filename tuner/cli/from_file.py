@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
+from tuner.catalog.gpus import MIB
 from tuner.cli.console import paragraphs, print_facts, stdout_console, watch_of
 from tuner.cli.errors import report
 from tuner.cli.options import SuggestAsked
@@ -33,13 +34,14 @@ from tuner.client.from_file import (
     today,
 )
 from tuner.core.answer import Candidate, Suggestion
+from tuner.core.evaluation import GIB
 from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word, rate_text, share_text, sizes_text
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.explain.brief import LEAST_LEAD, real_text
 from tuner.launchfiles import FORMATS
 from tuner.store import open_store
-from tuner.text import show, show_all
+from tuner.text import show, show_all, size_text
 
 # What starts a file, by its format; others are read by a script of the user's own.
 LAUNCHERS = {
@@ -220,7 +222,7 @@ def _facts(
         yield "difference", said
         yield from (("", one) for one in _predicted_lead(now, best))
     fields = ", ".join(wanted) or "no field of it"
-    yield "changes", fields if refused is None else f"none: {refused}"
+    yield "changes", fields if refused is None else f"none: {refused.allowed}"
     if script:
         yield "beside it", f"the answer needs {script}, which no field of it says"
 
@@ -256,7 +258,9 @@ def _difference(now: Checked | UsageError, best: Candidate | None) -> str:
         parts.append(f"{100 * (is_now / was - 1):+.1f}% tokens/s")
     held, holds = now.needed_gib.value, best.needed_gib.value
     if held is not None and holds is not None:
-        parts.append(f"{holds - held:+.1f} GiB")
+        more = (holds - held) * GIB
+        said = f"{'+' if more > 0 else '-'}{size_text(abs(more))}"
+        parts.append("the same memory" if abs(more) < MIB else said)
     return ", ".join(parts)
 
 

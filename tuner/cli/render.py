@@ -121,7 +121,7 @@ def show_asked(
     if asked.why or (suggestion.best is None and not nothing_fits):
         show_all(console, suggestion, rank_word(study.question))
     if why is not None and nothing_fits:  # an answer too: what would fit
-        show_ways_out(console, why, found)
+        show_ways_out(console, why, found, of_file=of_file)
     if not asked.quiet:
         console.print()
     written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
@@ -396,8 +396,11 @@ def _ends(
         yield "Ended", wrappable(study.reason)
 
 
-def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) -> None:
-    """Says that nothing fits, and what would."""
+def show_ways_out(
+    console: Console, why: TunerError, found: Sequence[WayOut], *, of_file: bool = False
+) -> None:
+    """Says that nothing fits, and what would; of a file's own question that what it says is changed
+    in it."""
     console.print()
     said = wrappable(str(why).removesuffix("."))
     console.print(Text(f"{said[0].upper()}{said[1:]}."))
@@ -416,4 +419,5 @@ def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) ->
         shown = 4 if any(one.host_bytes for one in found) else 3
         cells = [row[:shown] for row in rows]
         print_rows(heads[:shown], cells, "needed,host of a node", indent=2)
-        console.print(Text("  Predicted by arithmetic, at micro-batch 1.", style="dim"))
+        there = " What the file says is changed there." if of_file else ""
+        console.print(Text(f"  Predicted by arithmetic, at micro-batch 1.{there}", style="dim"))

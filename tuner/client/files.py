@@ -365,7 +365,10 @@ def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
         return values[0] if values else None
     if values and given not in values:
         said = " or ".join(str(value) for value in values)
-        raise UsageError(name, given, f"the file says {said}")
+        if isinstance(given, Mapping) and isinstance(values[0], Mapping):  # what differs of them
+            one = next((key for key in given if given[key] != values[0].get(key)), "")
+            name, given, said = f"{name}.{one}", given.get(one), str(values[0].get(one))
+        raise UsageError(name, given, f"the file says {said}: change it there")
     return given
 
 

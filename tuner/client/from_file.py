@@ -298,9 +298,13 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
     """
     knobs, free = question.asked.knobs, question.opened.found.free
     said = question.opened.found.knobs
-    # also what was counted without
-    kept = [*(name for name in said if name not in free), *question.by_script]
-    return put_into(question.opened, str(question.path), knobs, asked, best, kept)
+    kept, path = [name for name in said if name not in free], str(question.path)
+    for name in kept:  # what was counted without stays; what was asked for beside it cannot
+        value = getattr(best, name)
+        if name in question.restricted and value != knob_value(name, said[name]):
+            allowed = f"{name}={show(value)} cannot be put into it: set it there, and ask again"
+            raise UsageError("file", path, allowed)
+    return put_into(question.opened, path, knobs, asked, best, [*kept, *question.by_script])
 
 
 def put_into(

@@ -269,6 +269,8 @@ def _changes(
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
     before, after = (predict(*one.job, settings) for one in (question, changed))
     change, apart = _difference(before, after)
+    if not change:
+        return  # as beside an adapter; its time is not known
     name, saves = _largest(apart)
     eight_bit = optimizer is Optimizer.ADAMW_8BIT
     reason = "its two moments are kept in the parameters' precision"
@@ -279,7 +281,7 @@ def _changes(
     own = workload.optimizer
     found = KnobChange(knob="optimizer", value=optimizer, instead_of=own, memory_bytes=change)
     of_dry_run = settings.layout in profiles
-    yield _change_fact(found, timed(found), reason if change else "", of_dry_run=of_dry_run)
+    yield _change_fact(found, timed(found), reason, of_dry_run=of_dry_run)
 
 
 def compared_layouts(question: Question, settings: Settings) -> tuple[Settings, ...]:

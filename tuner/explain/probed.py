@@ -65,7 +65,7 @@ def probed_facts(
 
 
 def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
-    timed = fair(known)
+    timed, tolerance = fair(known), known.study.limits.tolerance
     best, fastest = timed[choice.best.settings], timed[choice.fastest.settings]
     time, memory = best.step_time_s.provenance, best.allocated_bytes.provenance
     are_from = f"the time is {time}, the memory {memory}"
@@ -103,7 +103,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
             fastest.expected_bytes - best.expected_bytes,
             choice.reason,
             change=change,
-            tolerance=known.study.limits.tolerance if change.is_clear else None,
+            tolerance=tolerance if change.is_clear else None,
         )
     elif tied:
         named = tuple(f.probes[0].id for f in tied[:MOST_NAMED])
@@ -122,8 +122,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield fact("no_other", "No other settings that fit were timed.")
     elif second is not choice.fastest:  # which was named as what the answer is tied with
         second = timed[second.settings]
-        change, tolerance = change_between(best, second), known.study.limits.tolerance
-        yield facts.next_best(second, change, tolerance=tolerance)
+        yield facts.next_best(second, change_between(best, second), tolerance=tolerance)
     count = best.settings.gradient_accumulation_steps
     steps = {p.id: p.measurement.step_times_s for p in best.probes if p.measurement}
     if best.extrapolated:

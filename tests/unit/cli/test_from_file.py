@@ -1,17 +1,19 @@
 """``tuner suggest --from``: the file's settings, the best, the difference, and the change."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import tuner
 from tuner.catalog.versions import version_table
+from tuner.cli.from_file import _difference
 from tuner.client.from_file import left_out, patched, read_question
 from tuner.client.request import read_here
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
-from tuner.core.quantity import Provenance
+from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.launchfiles import FORMATS, About, export
 
 pytestmark = pytest.mark.usefixtures("no_torch")
@@ -98,6 +100,19 @@ def test_a_file_is_answered_shown_and_changed(cli, mine):
     assert "the file has the fastest settings that fit already" in " ".join(again.out.split())
     assert mine.read_text(encoding="utf-8") == text
     assert not mine.with_name("mine.yaml.bak1").exists()
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"), [(10.0, "the same memory"), (9.98, "-20.5 MiB"), (12.5, "+2.50 GiB")]
+)
+def test_a_small_difference_of_memory_is_not_said_to_be_none(needed, said):
+    now, best = (
+        SimpleNamespace(
+            fits=True, tokens_per_s_per_gpu=UNKNOWN, needed_gib=SimpleNamespace(value=n)
+        )
+        for n in (10.0, needed)
+    )
+    assert _difference(now, best) == said
 
 
 def test_no_copy_is_kept_where_none_is_wanted(cli, mine):
@@ -229,6 +244,7 @@ def test_what_the_file_says_is_not_said_otherwise(cli, mine):
         (("--sequence-length", "2048"), "sequence_length: got 2048; the file says 4096"),
         (("--global-batch-size", "32"), "global_batch_size: got 32; the file says 64"),
         (("--model", "gpt2"), "model: got 'gpt2'; the file says which"),
+        (("--optimizer", "sgd"), "optimizer: got 'sgd'; the file says adamw: change it there"),
     ):
         result = cli(*asked(mine, *more))
         assert (result.code, said in result.err) == (2, True), result.err
@@ -293,6 +309,9 @@ def test_where_nothing_fits_nothing_is_to_be_started(cli, tmp_path):
     )
     assert (shown.code, "Nothing fits: " in shown.out) == (3, True), shown.err
     assert "sharding must be ddp with an adapter" in " ".join(shown.out.split())
+    assert "What the file says is changed there." in shown.out
+    other = cli("suggest", "--from", str(path), "--adapter", "qlora", "--cluster", "2xrtx-4090")
+    assert "adapter: got 'qlora'; the file says lora: change it there" in other.err
     assert "axolotl train" not in shown.out
 
 
@@ -359,6 +378,19 @@ def test_values_that_a_file_cannot_say_are_told(tmp_path):
         question = read_question(str(path), None, {**asked, "knobs": knobs})
         job = question.request.question(installed_versions())
         assert left_out(question, job) == {name: values for name, values in left.items() if values}
+
+
+def test_what_was_asked_for_beside_a_file_and_is_none_of_its_values_is_not_passed_over(tmp_path):
+    path = tmp_path / "ax.yaml"
+    path.write_text(AXOLOTL_FULL, encoding="utf-8")
+    asked = {"cluster": "8xa100-80gb", "fidelity": "predicted", "knobs": {"cpu_offload": [True]}}
+    question = read_question(str(path), None, asked)
+    job = question.request.question(installed_versions())
+    best = parse_settings(
+        "sharding=full_shard,cpu_offload=true,micro_batch_size=4,gradient_accumulation_steps=4"
+    )
+    with pytest.raises(tuner.UsageError, match=r"cpu_offload=true cannot be put into it: set it"):
+        patched(question, job, best)
 
 
 def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):

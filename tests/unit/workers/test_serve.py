@@ -222,6 +222,14 @@ def test_a_store_that_is_away_is_waited_for_with_growing_pauses(
     assert work.done == [studies[0], studies[2]]
 
 
+def test_probes_of_workers_that_are_lost_are_told_of(queue, studies, monkeypatch, caplog):
+    lost = [2]
+    monkeypatch.setattr(Store, "reap", lambda self: lost.pop() if lost else 0)
+    queue().run(drains=True)
+    told = [one.getMessage() for one in caplog.records if "lost" in one.getMessage()]
+    assert told == ["2 probes taken from workers that are lost"]
+
+
 def test_a_store_that_goes_away_during_work_is_no_fault_of_the_study(store, queue, work, studies):
     work.planted[studies[0]] = StoreError("no answer")
     work.most = 2
