@@ -78,7 +78,8 @@ def read(values: Mapping[str, Any]) -> Found:
                 effect = "the ring is counted as torch's: axolotl's has other buffers and kernels"
                 fields.uncounted[place] = replace(line, effect=effect)
                 knobs["cp_size"] = fields.whole(line.key)
-    optimizer = optimizer_of(fields, "optimizer", {**OPTIMIZERS, "muon": Optimizer.MUON})
+    optimizers = {**OPTIMIZERS, "muon": Optimizer.MUON}
+    optimizer = optimizer_of(fields, "optimizer", optimizers, knobs)
     on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
     may: dict[str, tuple[Any, ...]] = {
         # the Trainer has no Muon, and shards an adapter's matrices by themselves

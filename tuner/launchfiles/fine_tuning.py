@@ -46,11 +46,24 @@ _LIKE = (
 )
 
 
-def optimizer_of(fields: Fields, name: str, known: Mapping[str, Optimizer]) -> Optimizer:
-    """The optimizer that a field names, or what one that is not predicted is counted as."""
+def optimizer_of(
+    fields: Fields, name: str, known: Mapping[str, Optimizer], knobs: Mapping[str, Any]
+) -> Optimizer:
+    """The optimizer that a field names, or what one that is not predicted is counted as.
+
+    DeepSpeed's shards are plain tensors, which bitsandbytes steps; torch's, by which the file is
+    counted, are not.
+    """
     word = str(fields.values.get(name) or "adamw_torch_fused").lower()
-    if word in known:
-        return known[word]
+    found = known.get(word)
+    by_engine = "deepspeed" in fields and knobs["sharding"] != Sharding.DDP
+    if by_engine and found in (Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT):
+        counted = Optimizer.ADAMW_8BIT
+        effect = f"torch's sharding has no such step: counted as {counted}, whose state is as large"
+        fields.pass_over(name, effect, word)
+        return counted
+    if found is not None:
+        return found
     like = (one for pattern, one in _LIKE if re.fullmatch(pattern, word))
     found = next(like, Optimizer.ADAMW)
     effect = f"is not predicted, and counted as {found}: its state and time may be others"
@@ -144,13 +157,13 @@ def _of_trainer(
         for name, value in fields.values.items()
         if name in known["read"] and name not in ("optim", "deepspeed")
     }
-    optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
     micro = fields.whole("per_device_train_batch_size", trainer.MICRO_BATCH) or 1
     fields.pass_over_evaluation(*trainer.EVALUATION, micro, trainer.MICRO_BATCH)
     by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}
     liger = fields.flag("enable_liger_kernel") or fields.flag("use_liger_kernel")
     found = trainer.read({**own, "use_liger_kernel": liger})
     values = {**found.knobs, **knobs, **by_engine}
+    optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS, values)
     engine.check_sizes(fields.values.get("deepspeed"), values, "the file says")
     half = fields.flag("bf16", default=bf16) or fields.flag("pure_bf16")
     half = half or fields.flag("fp16")

@@ -412,6 +412,23 @@ def test_a_model_in_eight_bits_is_priced_where_that_is_known(written, text, eigh
     assert bool(told) is bool(said)
 
 
+def test_an_optimizer_that_deepspeed_steps_on_plain_shards_is_counted_as_torchs_own(written):
+    """bitsandbytes takes no shards of FSDP2's, by which the file is counted."""
+    whole = FULL.partition("fsdp_version")[0].replace("adamw_torch_fused", "adamw_bnb_8bit")
+    for text, field in (
+        (f"{whole}deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_all.json\n", "optimizer"),
+        (f"{LLAMA_FACTORY.replace('adamw_torch', 'paged_adamw_8bit')}deepspeed: ds_z3.json\n",
+         "optim"),
+    ):  # fmt: skip
+        found = open_file(written(text)).found
+        assert asked_of(found, PLACE).arguments["optimizer"] == "adamw_8bit"
+        assert any(one.key == field and "as large" in one.effect for one in found.uncounted)
+    for plain in (f"{whole}deepspeed: zero1.json\n", whole):
+        assert asked_of(open_file(written(plain)).found, PLACE).arguments["optimizer"] == (
+            "adamw_bnb_8bit"
+        )
+
+
 def test_axolotls_linear_layers_are_no_packed_experts(written):
     """It names those that it finds, while peft's own word stands for experts too."""
     text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
