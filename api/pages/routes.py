@@ -83,7 +83,8 @@ WAITING_S = 15.0
 Sort = Annotated[str, Query(max_length=LONGEST_WORD)]
 Outcome = Annotated[str, Query(max_length=LONGEST_WORD)]
 # As it is written: `3`, or `d3` of a dry run.
-NUMBER = r"^d?[1-9]\d{0,17}$"
+# As it is written, `d1`, or as JSON has it, -1.
+NUMBER = r"^[d-]?[1-9]\d{0,17}$"
 ProbeNumber = Annotated[str, Path(pattern=NUMBER)]
 EventId = Annotated[int, Query(ge=0, le=LARGEST_EVENT)]
 NOT_KNOWN = "This key is not known, or was revoked."
@@ -327,10 +328,10 @@ async def show_probe(
     def shown() -> Response:
         study = context.answers.whole(study_status(context, study_id)).study
         ids = [probe.id for probe in study.probes]
-        numbers = [number_text(one) for one in ids]
-        if number not in numbers:
-            raise ProblemError(404, f"study {study_id} has no probe #{number}")
-        place = numbers.index(number)
+        numbers, wanted = [number_text(one) for one in ids], number.replace("-", "d")
+        if wanted not in numbers:
+            raise ProblemError(404, f"study {study_id} has no probe #{wanted}")
+        place = numbers.index(wanted)
         probe = study.probes[place]
         return render(
             request,

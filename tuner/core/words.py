@@ -157,7 +157,8 @@ def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> s
     else:
         known = "rehearsed" if least.is_rehearsed else "predicted"
         size, basis = least.expected_bytes, "by arithmetic"
-        basis = f"probe {probes_text(least.probe_ids[:1])}" if least.probes else basis
+        ran = "probe" if least.is_rehearsed else "dry run"
+        basis = f"{ran} {probes_text(least.probe_ids[:1])}" if least.probes else basis
     more = "at least " if least.at_least else ""
     whose = f", of {describe(least.settings)} ({basis})" if named else ""
     return (

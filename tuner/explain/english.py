@@ -13,6 +13,7 @@ from tuner.core.words import (
     change_text,
     describe_class,
     listed,
+    probe_name,
     probes_text,
     rough_duration_text,
 )
@@ -78,11 +79,7 @@ def most_text(one: Evaluation) -> str:
 def basis_text(found: Evaluation) -> str:
     if found.is_rehearsed:
         return f"rehearsed (probe {probes_text(found.probe_ids)})"
-    return (
-        f"from a dry run (probe {probes_text(found.probe_ids)})"
-        if found.probes
-        else "by arithmetic"
-    )
+    return f"from dry run {probes_text(found.probe_ids)}" if found.probes else "by arithmetic"
 
 
 def arithmetic_text(at_assumed_rates: bool) -> str:
@@ -116,7 +113,7 @@ def ended_text(probe: Probe, settings: str) -> str:
     assert probe.measurement is not None
     detail = f", {probe.measurement.detail}" if probe.measurement.detail else ""
     ended = probe.measurement.outcome.words
-    return f"{settings} ended as {ended}{detail} (probe {probes_text([probe.id])})"
+    return f"{settings} ended as {ended}{detail} ({probe_name(probe)})"
 
 
 def sentence(text: str) -> str:

@@ -113,6 +113,8 @@ def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, keep_d
     assert (pending["pending"], pending["settings"], pending["launch"]) == (True, None, [])
     keep_dry_runs(PREDICTED)
     full = ask(client).json()
+    for number in ("d1", "-1"):  # a dry run, as pages and as JSON have it
+        assert client.get(f"/studies/{full['study_id']}/probes/{number}").status_code == 200
     response = client.get(f"/tune/{full['study_id']}?view=brief")
     assert len(response.content) < 1000
     short, best = response.json(), full["suggestion"]["best"]

@@ -95,7 +95,7 @@ def test_the_layout_of_the_winner_is_dry_run(predicted, play):
         expected, abs=0.01
     )  # and what blocks add
     assert found.best.guard.versions["torch"] == "2.13.0"
-    assert "dry run (probe #" in found.explanation[0]
+    assert "from dry run #" in found.explanation[0]
     (measures,) = (text for text in found.explanation if "was measured" in text)
     assert "ask with fidelity measured on 8xh100-80gb, or start" in measures
     other = answer(play(predicted(ask(name="nanotron")), lambda settings: 20.0)[0])
@@ -150,7 +150,7 @@ def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(predicted, p
     (probe,) = study.probes
     assert stop.reason == "no settings are predicted to fit"
     assert "the limit is 1.00 MiB" in stop.nothing_fits
-    assert f"{describe(probe.request.settings)} (probe #1)" in stop.nothing_fits
+    assert f"{describe(probe.request.settings)} (dry run #1)" in stop.nothing_fits
     assert answer(study).best is None
     assert what_is_needed(study) == stop.nothing_fits
     assert what_is_needed(study, named=False).count("one device; the limit is") == 1

@@ -105,7 +105,7 @@ def test_memory_is_of_the_dry_run_of_its_class():
     study = with_dry_run(predicted_study(question), one, 1.0)
     found, plain = Predictor(study).what_if(one), Predictor(predicted_study(question)).what_if(one)
     assert (found.predicted.basis, plain.predicted.basis) == (Basis.DRY_RUN, Basis.ARITHMETIC)
-    assert found.notes[0] == "The memory is from a dry run (probe #1)."
+    assert found.notes[0] == "The memory is from dry run #1."
     assert plain.notes[0].startswith("The memory is by arithmetic")
     assert found.predicted.allocated_gib.value > 1.0
     assert found.predicted.step_time_s == plain.predicted.step_time_s
