@@ -54,6 +54,7 @@ GUARD_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
 FIELDS: Mapping[str, str] = {
     "--optimizer": "workload.optimizer",
     "--precision": "workload.precision",
+    "--framework": "framework.name",
     "--adapter": "workload.adapter.method",
     "--sequence-length": "workload.sequence_length",
 }

@@ -41,18 +41,15 @@ def list_studies(label: Several = None, json: bool = False, db: Text = None) -> 
             found = store.studies(MOST, labels=wanted)
             ids = [one.id for one in found]
             statuses, kept = store.statuses(ids), store.summaries(ids)
-        states = {
-            one.id: "no answer"
-            for one in found
-            if one.state is StudyState.DONE
-            and one.fidelity in PROBED
-            and Outcome.OK not in one.probes
-        }
+        # The line that is kept of a study, where nothing happened since; a worker that leaves makes
+        # no event, and another state.
+        lines = ((statuses[one], line) for one, line in kept.items() if one in statuses)
+        ended = (one for one in found if one.state is StudyState.DONE and one.fidelity in PROBED)
+        states = {one.id: "no answer" for one in ended if Outcome.OK not in one.probes}
         states |= {
-            name: str(line.content["shown_state"])
-            for name, line in kept.items()
-            if name in statuses and line.newest_event >= statuses[name].newest_event
-            if "shown_state" in line.content  # which an older version did not write
+            now.id: str(line.content.get("shown_state", now.state))
+            for now, line in lines
+            if line.newest_event >= now.newest_event and line.content.get("state") == now.state
         }
     if json:
         listed = [

@@ -337,6 +337,10 @@ def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Set
     wanted = replace(settings, **{knob: value})
     if knob not in ("sync_each_batch", "defer_all_reduce"):
         wanted = replace(wanted, gradient_accumulation_steps=1)  # derived anew
+        if settings.gradient_accumulation_steps == 1:  # of several as usual, or as asked
+            usual = not question.framework.puts_off
+            allowed = question.knobs.get("sync_each_batch", (usual,))
+            wanted = replace(wanted, sync_each_batch=usual if usual in allowed else allowed[0])
     if knob == "tp_size" and value == 1:
         wanted = replace(wanted, tp_recompute_allgather=False)
     try:

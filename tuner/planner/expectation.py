@@ -126,7 +126,11 @@ class Expectation:
             pairs = pairs[self._expected[pairs].all(1)]
             if not len(pairs):
                 continue
-            other = space.legal[group[value]] if value in group else None
+            other = None
+            if (place := group.get(value)) is not None:
+                if not self._expected[place] and self.search.belief.fits[place] >= EXPECTED:
+                    continue  # it has room, and did not run: nothing is to be expected of it
+                other = space.legal[place]
             change = self.change(best, other) if other else self._mean_change(pairs)
             yield value, other, change, 1 if other else len(pairs)
 

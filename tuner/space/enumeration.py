@@ -79,11 +79,16 @@ class Space:
         value, its own included.
 
         Where one micro-batch becomes several by that, gradients are synchronised as the framework
-        does by itself: ``puts_off``, as :attr:`~tuner.core.framework.Framework.puts_off`.
+        does by itself: ``puts_off``, as :attr:`~tuner.core.framework.Framework.puts_off`. Where
+        several become one, ``sync_each_batch`` has no effect left, and is not compared.
         """
         groups, others = self.differing_in(knob), OTHERS_CHOSEN[knob]
         found = groups[others(one)]
-        if not puts_off or one.gradient_accumulation_steps > 1:
+        if one.gradient_accumulation_steps > 1:
+            synced = groups.get(others(replace(one, sync_each_batch=True)), {}).items()
+            whole = {n: p for n, p in synced if self.legal[p].gradient_accumulation_steps == 1}
+            return {**whole, **found}
+        if not puts_off:
             return found
         deferred = groups.get(others(replace(one, sync_each_batch=False)), {})
         return {value: deferred.get(value, place) for value, place in found.items()}

@@ -56,7 +56,7 @@ def test_a_file_that_is_not_there_or_no_toml(cli, tmp_path):
 
 
 def test_sizes_in_units_of_1024_and_tokens_in_thousands():
-    lengths = {"8k": 8192, "4K": 4096, "2048": 2048, " 1k ": 1024}
+    lengths = {"8k": 8192, "4K": 4096, "2048": 2048, " 1k ": 1024, "1048576": 2**20}
     assert {text: read_length("sequence_length", text) for text in lengths} == lengths
     tokens = {"1T": 1e12, "300B": 3e11, "1.5e9": 1.5e9, "20000": 2e4}
     assert {text: read_tokens("tokens", text) for text in tokens} == tokens

@@ -7,6 +7,7 @@ import pytest
 
 from api.pages.charts import OUTSIDE
 from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of, study_page
+from tests.questions import question_about
 from tests.unit.pages.html import Element, read_part
 from tests.unit.pages.made import GIB, crashed, moments, ok, oom, question, shown, study, whole
 from tuner.client.answered import with_launch
@@ -127,6 +128,12 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     assert (none.state, none.nothing_fits) == ("nothing fits", True)
     assert none.why_none
     assert all(href.startswith(f"/new?like={made.id}&") for _, href in none.ways)
+    asked = question_about("llama-3.1-8b", "8xrtx-4090", tokens=8192, batch=32)
+    lora = replace(asked.workload, adapter=Adapter(method=AdapterMethod.LORA))
+    asked = replace(asked, workload=lora, framework=framework("trainer"))  # which shards none
+    held = Limits(fidelity=Fidelity.PREDICTED)
+    hrefs = [href for _, href in answer(study(asked, [], limits=held)).ways]
+    assert any("framework.name=accelerate" in href for href in hrefs), hrefs
     assert "--" not in words(part(shown(study(question(), [], limits=limits)), "answer"))
     limits = Limits(fidelity=Fidelity.PREDICTED)
     calm = study(question(), [], limits=limits)

@@ -4,6 +4,7 @@ import pytest
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import parse_settings
+from tuner.core.measurement import Measurement, Outcome
 from tuner.planner.expectation import Expectation
 from tuner.planner.knowledge import learned
 
@@ -41,6 +42,11 @@ def test_effects_are_of_the_answer_itself_else_means_over_pairs_that_differ_in_o
     assert change == expectation.change(best, full)
     assert change.low < change.ratio < change.high
     assert change.ratio > 1.05  # computing forward again is predicted, and was measured
+    hung = replace(study.probes[2], measurement=Measurement(outcome=Outcome.TIMEOUT, wall_s=90.0))
+    expectation = outlook_of(replace(study, probes=(*study.probes[:2], hung)))
+    assert not expectation.is_expected_to_fit(full)
+    assert not [*expectation.effects(best, "activation_checkpointing", ["full"])]
+    expectation = outlook_of(study)
     split = replace(best, tp_size=2, tp_recompute_allgather=True)  # which one rank does not have
     ((_, other, change, pairs),) = expectation.effects(split, "tp_size", [1])
     assert other is None

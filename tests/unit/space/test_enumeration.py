@@ -478,4 +478,7 @@ def test_what_differs_in_one_knob_reduces_as_the_framework_does_by_itself(ask):
         puts_off = question.framework.puts_off
         changed = space.changed(one, "micro_batch_size", puts_off=puts_off)
         assert space.legal[changed[one.micro_batch_size]] == one
-        assert space.legal[changed[1]].sync_each_batch is each
+        other = space.legal[changed[1]]
+        assert other.sync_each_batch is each
+        back = space.changed(other, "micro_batch_size", puts_off=puts_off)
+        assert space.legal[back[one.micro_batch_size]] == one
