@@ -64,7 +64,8 @@ _NO_SHAPE = re.compile(
 @cache
 def _families() -> dict[str, str]:
     names_of = {one: find(one) or one for one in names()}
-    names_of |= {source.rpartition("/")[2]: name for source, name in _repositories().items()}
+    repositories = {**_same_shape(), **_repositories()}
+    names_of |= {source.rpartition("/")[2]: name for source, name in repositories.items()}
     return {_family(one): name for one, name in names_of.items()}
 
 

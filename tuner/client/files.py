@@ -1,5 +1,6 @@
 """A configuration file as a case or a question: what it says, and what is said beside it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from tuner.client.cases import Case
 from tuner.client.predict import read_single_case
 from tuner.client.request import read_cluster
 from tuner.client.values import NotCoveredError, as_large, read_model
-from tuner.core.adapter import ALL_LINEAR, Adapter, Quantize
+from tuner.core.adapter import ALL_LINEAR, Adapter, AdapterMethod, Quantize
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import (
@@ -118,6 +119,7 @@ def asked_of(
     uncounted = _uncounted(found, stack, stated)
     if not found.strict:
         model = _longer(model, length, uncounted)
+        adapter = _stored_bits(adapter, str(found.may.get("model", ("",))[0]), uncounted)
         adapter = _fitting_bits(adapter, model, precision, knobs, uncounted)
         adapter = _fitting_adapter(adapter, model, uncounted, found.format_name)
         if packing and precision == Precision.FP32:  # FlashAttention takes 16 bits
@@ -238,6 +240,26 @@ def _longer(model: ModelConfig, length: int, uncounted: list[Uncounted]) -> Mode
     effect = f"{model.name} has {longest} positions: counted as if it had so many"
     uncounted.append(Uncounted(key="sequence length", value=length, effect=effect))
     return read_model_config({**model.as_config(), field: length}, model.name, model.task)
+
+
+# Of a repository's name, that its weights are stored so.
+_FEW_BITS = re.compile(
+    r"[-_.](gptq|awq|aqlm|hqq|eetq|fp8|nvfp4|mxfp4|int[48]|[48]bit)([-_.]|$)", re.IGNORECASE
+)
+
+
+def _stored_bits(
+    adapter: Mapping[str, Any] | None, spec: str, uncounted: list[Uncounted]
+) -> Mapping[str, Any] | None:
+    """The adapter beside a model that is stored in few bits, as its repository's name says."""
+    if adapter is None or adapter["method"] != AdapterMethod.LORA or "quantize" in adapter:
+        return adapter
+    if re.search(r"(?i)bnb[-_]4bit", spec):  # loaded as it was stored, by transformers' default
+        return {**adapter, "method": str(AdapterMethod.QLORA)}
+    if _FEW_BITS.search(spec):
+        effect = "weights of few bits are counted as 16 bits: less memory than predicted"
+        uncounted.append(Uncounted(key="model", value=spec, effect=effect))
+    return adapter
 
 
 def _fitting_bits(

@@ -20,7 +20,7 @@ from tuner.cost.memory.tensors import counts, trained_elements
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.planner.sizing import parts_of
-from tuner.space import divisors, legal_settings
+from tuner.space import SHARDINGS, divisors, legal_settings
 from tuner.space.rules import fixed_by_framework, logits_matter, possible, why_only_ddp
 from tuner.text import show
 
@@ -120,6 +120,9 @@ def _kinds(question: Question) -> Iterator[_Kind]:
         versions = {package: one for package, one in own.versions.items() if package in packages}
         accelerate = Framework(name=name, versions=versions)
         yield (_Change(option=f"--framework {name}", framework=accelerate),)
+    whole = Sharding.FULL_SHARD
+    if whole in SHARDINGS[own.name] and whole not in question.knobs.get("sharding", (whole,)):
+        yield (_of_knob("sharding", whole),)
     work, asked = question.workload, question.knobs.get("activation_checkpointing", ("full",))
     found = ("offload",) if {*asked} & {"full", "offload"} else ("full", "offload")
     yield tuple(_of_knob("activation_checkpointing", value) for value in found)
@@ -223,7 +226,7 @@ def ways_out(question: Question, limits: Limits, *, of_file: bool = False) -> tu
     pairs of which neither does alone. Nothing is known of what only dry runs know, nor of a script
     of the user's own. What reads a file of the user's own (``of_file``) stays.
     """
-    if question.script is not None or question.workload.model.is_traced:
+    if question.script is not None or question.workload.is_traced:
         return ()
     # A question's hash leaves the restrictions of its knobs out.
     return _found(str(sorted(question.knobs.items())), question, limits, of_file)
@@ -268,7 +271,7 @@ def least_need(question: Question, limits: Limits, options: tuple[str, ...] = ()
 
     Looked at is what is lightest of the values of each knob but for sizes.
     """
-    if question.workload.model.is_traced:
+    if question.workload.is_traced:
         return None
     lightest: dict[tuple[Any, ...], Settings] = {}
     for one in sorted(legal_settings(_light(question)), key=_heaviness):

@@ -118,7 +118,7 @@ class Fields:
         """A word or a path, which must be there."""
         value = self.values.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise self.error(name, "is required: a name, or a path")
+            raise self.error(name, "must be a name, or a path")
         return value.strip()
 
     def words(self, name: str) -> list[str]:

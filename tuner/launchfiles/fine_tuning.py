@@ -23,6 +23,7 @@ from tuner.errors import UsageError
 from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import ABSENT, Fields, Found, Reader, known_fields
+from tuner.launchfiles.fsdp import reshards
 
 OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
 
@@ -256,6 +257,12 @@ def deepspeed(fields: Fields) -> dict[str, Any]:
 def _read_llama_factory(values: Mapping[str, Any]) -> Found:
     fields = Fields(values)
     _pass_over_known(fields)
+    if "model" in fields and "model_name_or_path" not in fields:
+        allowed = "is a field of LLaMA-Factory's v1, whose files are not read: those of its older"
+        raise fields.error("model", f"{allowed} form have model_name_or_path")
+    for name, why in known_fields()["llama-factory"]["other_step"].items():
+        if name in fields and fields.values[name] is not False:
+            fields.pass_over(name, why, rules_out=True)
     if str(fields.values.get("stage") or "sft") not in ("sft", "pt"):
         fields.pass_over("stage", OTHER_STEP, rules_out=True)
     kind = str(fields.values.get("finetuning_type") or "lora").lower()
@@ -293,7 +300,8 @@ def _read_llama_factory(values: Mapping[str, Any]) -> Found:
         length=fields.whole("cutoff_len", 2048),
         adapter=trained,
         packing=packing,
-        mixes=not fields.flag("pure_bf16"),
+        mixes=not (fields.flag("pure_bf16") or fields.flag("use_badam")),
+        bf16=fields.flag("use_badam"),  # what it trains is not made wider (``init_adapter``)
         reads=known_fields()["llama-factory"]["read"],
     )
 
@@ -354,6 +362,9 @@ def _tuned_llama_factory(
     question: Question, settings: Settings, values: Mapping[str, Any]
 ) -> dict[str, Any]:
     found = _arguments(question, settings, values)
+    if found.get("fsdp") is True:  # of a transformers that it takes (5.8 at most), layers by a word
+        found["fsdp"] = "full_shard auto_wrap" if reshards(settings) else "shard_grad_op auto_wrap"
+        found["fsdp"] += " offload" * settings.cpu_offload
     for name in ("gradient_checkpointing", "activation_checkpointing"):
         found.pop(name, None)
         found.pop(f"{name}_kwargs", None)

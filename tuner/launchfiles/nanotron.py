@@ -244,7 +244,7 @@ def _sharding(fields: Fields) -> Sharding:
 def _required(fields: Fields, name: str) -> int:
     size = fields.whole(name)
     if size is None:
-        raise fields.error(name, "is required")
+        raise fields.error(name, "must be there")
     return size
 
 

@@ -47,7 +47,7 @@ def read(values: Mapping[str, Any]) -> Found:
     fields.refuse("script", "is a study of a script of your own, which is not predicted")
     work, framework = fields.part("workload"), fields.part("framework")
     if "name" not in framework:
-        raise framework.error("name", "is required")
+        raise framework.error("name", "must be there")
     may = {name: (value,) for name, value in work.values.items()}
     may |= {"framework": (framework.values["name"],), "cluster": (fields.part("cluster").values,)}
     may["framework_versions"] = (framework.part("versions").values,)

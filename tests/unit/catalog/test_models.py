@@ -97,6 +97,7 @@ def test_a_repository_is_as_large_as_one_that_is_known_by_its_name_or_the_list()
         ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
         ("google/gemma-3-12b-it", "gemma-3-12b-text"),
+        ("Qwen/Qwen2-1.5B-Instruct", "qwen2.5-1.5b"),  # of the list, trained further
         ("mistralai/Devstral-Small-2507", "mistral-small-24b"),
         ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.2"),
         ("llava-hf/llava-1.5-7b-hf", "llava-1.5-7b-text"),

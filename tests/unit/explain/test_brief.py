@@ -293,6 +293,24 @@ def test_a_sequence_is_cut_to_a_quarter_unless_nothing_else_does():
         assert options_of(replace(asked, workload=work), held) == [f"--sequence-length {length}"]
 
 
+def test_what_a_restriction_keeps_from_being_sharded_is_sharded():
+    """As of a file that says DDP."""
+    asked = question("llama-3.1-8b")
+    work = replace(asked.workload, precision=Precision.BF16_MIXED)
+    asked = replace(asked, workload=work, knobs={"sharding": ("ddp",), "tp_size": (1,)})
+    found = ways_out(asked, LIMITS)
+    assert found[0].option == "--knob sharding=full_shard"
+    assert found[0].needed_bytes < 0.5 * found[0].limit_bytes
+
+
+def test_there_are_none_of_what_only_dry_runs_know():
+    """An adapter beside experts, as of a model of another type."""
+    asked = question("qwen3-235b-a22b")
+    assert ways_out(asked, LIMITS)
+    beside = replace(asked, workload=replace(asked.workload, adapter=Adapter()))
+    assert ways_out(beside, LIMITS) == ()
+
+
 def test_where_no_change_suffices_the_closest_are_told():
     found = ways_out(question("llama-3.1-405b", "1xrtx-4090"), LIMITS)
     assert [one.fits for one in found] == [True]

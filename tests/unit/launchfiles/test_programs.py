@@ -412,6 +412,62 @@ def test_a_model_in_eight_bits_is_priced_where_that_is_known(written, text, eigh
     assert bool(told) is bool(said)
 
 
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("use_kt: true", "KTransformers"),
+        ("tensor_model_parallel_size: 1\nexpert_model_parallel_size: 2", "Megatron-Core"),
+        ("use_hyper_parallel: true", "HyperParallel"),
+    ],
+)
+def test_other_engines_of_llama_factory_are_not_predicted(written, field, why):
+    with pytest.raises(NotCoveredError, match=why):
+        asked_of(open_file(written(f"{LLAMA_FACTORY}{field}\n")).found, PLACE)
+    assert asked_of(open_file(written(f"{LLAMA_FACTORY}use_kt: false\n")).found, PLACE)
+
+
+def test_a_file_of_llama_factorys_next_form_is_told_by_its_field(written):
+    text = "model: Qwen/Qwen3-4B\npeft_config:\n  name: lora\ncutoff_len: 2048\n"
+    with pytest.raises(UsageError, match=r"^model: got 'Qwen/Qwen3-4B'; is a field of .* v1"):
+        open_file(written(text))
+    bare = text.replace("model: Qwen/Qwen3-4B\n", "")
+    with pytest.raises(UsageError, match=r"^model_name_or_path: got nothing; must be a name"):
+        open_file(written(bare))
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "told"),
+    [
+        ("unsloth/llama-3-8b-Instruct-bnb-4bit", "qlora", False),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ", "lora", True),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "lora", True),
+        ("meta-llama/Llama-3.1-8B-Instruct", "lora", False),
+    ],
+)
+def test_a_model_that_is_stored_in_few_bits_is_told_by_its_name(written, name, method, told):
+    text = LLAMA_FACTORY.replace("meta-llama/Llama-3.1-8B-Instruct", name)
+    asked = asked_of(open_file(written(text)).found, PLACE)
+    assert asked.arguments["adapter"]["method"] == method
+    assert any(one.key == "model" for one in asked.uncounted) is told
+
+
+def test_what_badam_trains_in_parts_stays_in_bf16(written):
+    text = LLAMA_FACTORY.replace("bf16: true\n", "").replace("type: lora", "type: full")
+    for more, precision in (("", "fp32"), ("use_badam: true\n", "bf16")):
+        found = open_file(written(text + more)).found
+        assert asked_of(found, PLACE).arguments["precision"] == precision
+
+
+def test_llama_factory_s_transformers_takes_words_for_fsdp(written):
+    """With ``fsdp: true`` releases before 5.17 would wrap no layer by itself."""
+    text = LLAMA_FACTORY.replace("type: lora", "type: full")
+    question = read_question(written(text), None, {**PLACE, "fidelity": "predicted"})
+    settings = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=8"
+    asked = question.request.question(installed_versions())
+    put, _ = patched(question, asked, parse_settings(settings))
+    assert yaml.safe_load(put)["fsdp"] == "full_shard auto_wrap"
+
+
 def test_an_optimizer_that_deepspeed_steps_on_plain_shards_is_counted_as_torchs_own(written):
     """bitsandbytes takes no shards of FSDP2's, by which the file is counted."""
     whole = FULL.partition("fsdp_version")[0].replace("adamw_torch_fused", "adamw_bnb_8bit")

@@ -217,7 +217,7 @@ REFUSED = [
     (DEEPSPEED, "fp16.enabled", True, "fp16.enabled: got true"),
     (DEEPSPEED, "bf16.bf16_optimizer_states", False, "bf16.bf16_optimizer_states: got false"),
     (NANOTRON, "parallelism.tp_mode", "ALL_REDUCE", "parallelism.tp_mode: got 'ALL_REDUCE'"),
-    (NANOTRON, "parallelism.dp", None, "parallelism.dp: got nothing; is required"),
+    (NANOTRON, "parallelism.dp", None, "parallelism.dp: got nothing; must be there"),
     (NANOTRON, "model.dtype", "float32", "model.dtype: got 'float32'"),
 ]  # fmt: skip
 
