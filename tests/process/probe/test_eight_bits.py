@@ -81,6 +81,9 @@ def as_on_cuda(monkeypatch):
 
     monkeypatch.setattr("bitsandbytes.matmul", product)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
+    yield
+    for device in ("cpu", "cuda"):  # which autocast, when it ended, took to have been on before
+        torch.set_autocast_enabled(device, False)
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
