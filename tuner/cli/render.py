@@ -409,7 +409,7 @@ def show_ways_out(
         rows = [
             (
                 one.option,
-                size_text(one.needed_bytes),
+                one.needed_text,
                 "yes" if one.fits else "no",
                 size_text(one.host_bytes) if one.host_bytes else "",
             )

@@ -22,7 +22,7 @@ from tuner.errors import UsageError
 from tuner.planner.sizing import parts_of
 from tuner.space import SHARDINGS, divisors, legal_settings
 from tuner.space.rules import fixed_by_framework, logits_matter, possible, why_only_ddp
-from tuner.text import show
+from tuner.text import show, size_text
 
 # Larger clusters that are looked at, from the first on that may have room.
 MOST_PARTS = 12
@@ -76,11 +76,19 @@ class WayOut:
         """Its options, as one types them."""
         return " ".join(self.options)
 
+    @property
+    def needed_text(self) -> str:
+        """What it needs; with the upper end where that alone does not fit."""
+        said = size_text(self.needed_bytes)
+        only_most = self.needed_bytes <= self.limit_bytes < self.most_bytes
+        return f"{said} (up to {size_text(self.most_bytes)})" if only_most else said
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "option": self.option,
             "settings": self.settings.as_dict(),
             "needed_gib": self.needed_bytes / 2**30,
+            "most_gib": self.most_bytes / 2**30,
             "limit_gib": self.limit_bytes / 2**30,
             "host_gib": self.host_bytes / 2**30,
             "fits": self.fits,

@@ -312,13 +312,15 @@ def test_there_are_none_of_what_only_dry_runs_know():
 
 
 def test_where_no_change_suffices_the_closest_are_told():
-    found = ways_out(question("llama-3.1-405b", "1xrtx-4090"), LIMITS)
-    assert [one.fits for one in found] == [True]
     tight = replace(LIMITS, memory_limit_bytes=GIB)
     found = ways_out(question("llama-3.1-405b", "1xrtx-4090"), tight)
     assert 1 <= len(found) <= 3
     assert not any(one.fits for one in found)
     assert [one.needed_bytes for one in found] == sorted(one.needed_bytes for one in found)
+    one = replace(found[0], needed_bytes=8 * GIB, most_bytes=10 * GIB, limit_bytes=9 * GIB)
+    assert (one.fits, one.needed_text) == (False, "8.00 GiB (up to 10.0 GiB)")
+    assert one.as_dict()["most_gib"] == 10.0
+    assert replace(one, limit_bytes=10 * GIB).needed_text == "8.00 GiB"
 
 
 def test_the_fewest_gpus_are_those_that_sizing_finds():
