@@ -34,10 +34,10 @@ def read_whole(field: str, text: str) -> int:
 
 def read_length(field: str, text: str) -> int:
     """A positive whole number, also in units of 1,024: ``8k`` is 8,192."""
-    found = re.fullmatch(r"([0-9]{1,6}(?=k)|[0-9]{1,9})(k?)", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,6})k|([0-9]{1,9})", text.strip().lower())
     if found is None:
         raise UsageError(field, text, "must be a positive whole number, such as 8192 or 8k")
-    return (1024 if found[2] else 1) * read_whole(field, found[1])
+    return 1024 * read_whole(field, found[1]) if found[1] else read_whole(field, found[2])
 
 
 def read_tokens(field: str, text: str) -> float:

@@ -202,7 +202,7 @@ def _row(
     needed = found.needed_bytes if found else None
     at_least = "> " if found and found.memory is None else ""
     known = {
-        "id": (probes_text([probe.id]), (probe.id > 0, abs(probe.id))),
+        "id": (probes_text([probe.id]), (probe.id > 0, probe.place)),
         "outcome": (outcome, outcome),
         "fidelity": (str(fidelity), FIDELITIES.index(fidelity)),
         "memory": (f"{at_least}{size_number(needed, divisor)}" if needed else "-", needed),

@@ -82,8 +82,7 @@ WAITING_S = 15.0
 
 Sort = Annotated[str, Query(max_length=LONGEST_WORD)]
 Outcome = Annotated[str, Query(max_length=LONGEST_WORD)]
-# As it is written: `3`, or `d3` of a dry run.
-# As it is written, `d1`, or as JSON has it, -1.
+# Of a dry run `d1`, as it is written, or -1, as JSON has it.
 NUMBER = r"^[d-]?[1-9]\d{0,17}$"
 ProbeNumber = Annotated[str, Path(pattern=NUMBER)]
 EventId = Annotated[int, Query(ge=0, le=LARGEST_EVENT)]

@@ -1,6 +1,6 @@
 """Shows errors, with the exit code of each: the only place for both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -70,6 +70,10 @@ def tell(value: Mapping[str, Any], text: str, *, as_json: bool) -> int:
     return 0
 
 
+def _initials(words: Sequence[str]) -> str:
+    return "".join(word[0] for word in words)
+
+
 def _other_option(name: str, context: Any) -> str:
     """Says that there is no such option, with those that it may stand for: ``--gbs`` has the
     initials of --global-batch-size, ``--seq-len`` begins its words, and others are mistyped."""
@@ -81,7 +85,7 @@ def _other_option(name: str, context: Any) -> str:
 
     def stands_for(option: str) -> bool:
         words = option[2:].split("-")
-        if len(words) > 2 and "".join(given) == "".join(word[0] for word in words):
+        if len(words) > 2 and "".join(given) == _initials(words):
             return True
         left = iter(words)
         return len(name[2:]) >= LEAST and all(any(w.startswith(one) for w in left) for one in given)
@@ -95,7 +99,7 @@ def _other_option(name: str, context: Any) -> str:
 def _knob_option(name: str, context: Any) -> str:
     """How a knob is given that was taken for an option; nothing of what is no knob."""
     said = name.lstrip("-").replace("-", "_")
-    called = {"".join(word[0] for word in one.split("_")): one for one in KNOBS}
+    called = {_initials(one.split("_")): one for one in KNOBS}
     knob = called.get(said, said)
     options = [one for param in context.command.params for one in param.opts] if context else []
     found = next((one for one in ("--knob", "--settings") if one in options), None)

@@ -162,8 +162,10 @@ class Service:
         return time.monotonic() + within_s
 
     def _unreachable(self, error: Exception) -> ServiceError:
-        why = f"{error or type(error).__name__}"
-        if "refused" in why:
+        why, cause = f"{error or type(error).__name__}", error.__cause__ or error.__context__
+        while cause is not None and not isinstance(cause, ConnectionRefusedError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
             why = "nothing listens there: start tuner serve, or mend the address"
         return ServiceError(f"{self.url} cannot be reached: {why}")
 

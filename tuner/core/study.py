@@ -403,6 +403,11 @@ class Probe:
     finished_at: str | None = None  # when it was done, UTC in ISO 8601
     row_id: int = 0  # its row in the database, which no other study's probe has
 
+    @property
+    def place(self) -> int:
+        """Its place among the probes, or the dry runs, of its study, from 1, as they were asked."""
+        return abs(self.id)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "number": self.id,
@@ -465,7 +470,7 @@ class Study:
         """Its probes as they were done, whichever was asked for first; then those that are not."""
 
         def when_done(probe: Probe) -> tuple[bool, str, int]:
-            return probe.state is not ProbeState.DONE, probe.finished_at or "", abs(probe.id)
+            return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.place
 
         return tuple(sorted(self.probes, key=when_done))
 
@@ -481,7 +486,7 @@ class Study:
         before = self.in_order[: self.probes_before]
         return replace(
             self,
-            probes=tuple(sorted(same, key=lambda probe: abs(probe.id))),
+            probes=tuple(sorted(same, key=lambda probe: probe.place)),
             probes_before=sum(probe.request.fidelity is fidelity for probe in before),
         )
 

@@ -61,7 +61,7 @@ RING_NOTE = (
     " predicted, the others 30% and 35% slower"
 )
 # Part of what layers in eight bits take more or less by which it may be off: their columns of
-# outliers are as many as values make them.
+# outliers are as many as values make them. A guess: the product of CUDA was not run.
 EIGHT_BITS_OFF = 0.1
 EIGHT_BIT_NOTE = (
     "layers in eight bits are not run here: their memory is arithmetic from bitsandbytes' source,"

@@ -499,7 +499,7 @@ def _failures(known: Forecast) -> Iterator[Fact]:
         )
     for failed, is_accident in ((known.refused, False), (known.accidents, True)):
         if failed:
-            probes = tuple(sorted(failed.values(), key=lambda probe: abs(probe.id)))
+            probes = tuple(sorted(failed.values(), key=lambda probe: probe.place))
             yield facts.failed(probes, Fidelity.PREDICTED, is_accident=is_accident)
 
 

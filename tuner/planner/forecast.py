@@ -55,7 +55,7 @@ def dry_runs_of(study: Study) -> DryRuns:
     refused: dict[Settings, Probe] = {}
     accidents: dict[Settings, Probe] = {}
     now = {probe.id for probe in probes_of_request(study)}
-    for probe in sorted(study.probes, key=lambda p: abs(p.id)):
+    for probe in sorted(study.probes, key=lambda p: p.place):
         found = probe.measurement
         if probe.state is not ProbeState.DONE or found is None:
             continue

@@ -148,7 +148,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
     limit = study.limits.limit_bytes(question.cluster)
     probes = sorted(
         (p for p in study.probes if p.state is ProbeState.DONE and p.measurement),
-        key=lambda p: abs(p.id),
+        key=lambda p: p.place,
     )
     ended = by_settings(
         probe
@@ -217,7 +217,7 @@ def outcome_of(probe: Probe) -> Outcome | None:
 def finished(known: Knowledge) -> list[Probe]:
     """Probes that have an outcome, oldest first; what was withdrawn by another request has none."""
     found = (p for p in known.study.probes if outcome_of(p) not in (None, Outcome.CANCELLED))
-    return sorted(found, key=lambda p: abs(p.id))
+    return sorted(found, key=lambda p: p.place)
 
 
 def last_failure(known: Knowledge) -> str:
@@ -225,7 +225,7 @@ def last_failure(known: Knowledge) -> str:
     done = [p for p in known.study.probes if p.measurement]
     if not done or any(outcome_of(probe) in RAN for probe in done):
         return ""
-    found = max(done, key=lambda probe: (probe.finished_at or "", abs(probe.id))).measurement
+    found = max(done, key=lambda probe: (probe.finished_at or "", probe.place)).measurement
     assert found is not None
     return f"{found.outcome.words}: {found.detail}" if found.detail else found.outcome.words
 

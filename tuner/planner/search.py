@@ -68,7 +68,7 @@ class ExpectedMemory:
     def smallest(self) -> Evaluation | None:
         """The one that needs least of those that do not fit; ``None`` without any."""
         seen = self._known.too_large.values()
-        return min(seen, key=lambda need: (need.most_bytes, abs(need.probes[0].id)), default=None)
+        return min(seen, key=lambda need: (need.most_bytes, need.probes[0].place), default=None)
 
     def what_is_wrong(self) -> str:
         """Says why configurations that fit are no answer: those that were tried, or else, where

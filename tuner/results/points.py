@@ -119,7 +119,7 @@ def _found(known: Knowledge) -> dict[Settings, Evaluation]:
     findings, evaluated = {**known.findings, **fair(known)}, {}
     ended = by_settings(probe for probe in known.study.probes if probe.measurement)
     for settings, probes in ended.items():
-        ordered = tuple(sorted(probes, key=lambda probe: abs(probe.id)))
+        ordered = tuple(sorted(probes, key=lambda probe: probe.place))
         finding, last, fidelity = findings.get(settings), _last(ordered), probes[0].request.fidelity
         slow, need = known.slow.get(settings), known.too_large.get(settings)
         closed = "" if need else why_closed(known, settings)
