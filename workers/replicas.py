@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import PROBED, Measurement, Outcome
+from tuner.core.measurement import PROBED, CheckState, Measurement, Outcome
 from tuner.core.study import Study
 from tuner.errors import ProbeError
-from tuner.guard.check import CheckState, GuardCheck, check_state_of, deviations, judge
+from tuner.guard.check import GuardCheck, check_state_of, deviations, judge
 from tuner.guard.faults import blamed_by_counts, replicas_of
 from tuner.guard.replica import Replica, replica_of, stack_of, usual_cases
 from tuner.planner import to_guard

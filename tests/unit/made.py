@@ -2,9 +2,17 @@
 
 from tests.records import VERSIONS
 from tuner.core.configuration import parse_settings
-from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.measurement import (
+    CheckState,
+    Collective,
+    Fidelity,
+    Measurement,
+    Memory,
+    Outcome,
+    OutOfMemory,
+)
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.space import check_settings
 from tuner.store import WorkerIdentity
 

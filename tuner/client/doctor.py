@@ -19,8 +19,9 @@ from tuner.core.framework import (
     same_release,
     version_notes,
 )
+from tuner.core.measurement import CheckState
 from tuner.errors import TunerError
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.guard.faults import Faults, check_of, path_of
 from tuner.guard.replica import STACK
 from tuner.machine import memory_bytes, usable_cores

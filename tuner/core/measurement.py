@@ -50,6 +50,14 @@ class Outcome(StrEnum):
         return self.replace("_", " ").replace("oom", "out of memory")
 
 
+class CheckState(StrEnum):
+    """What the guard knows of a configuration's training."""
+
+    PASSED = "passed"  # its ranks train what one process trains
+    FAILED = "failed"  # they do not, or a knob does not act
+    NOT_CHECKED = "not_checked"  # nothing was trained, or it could not be judged
+
+
 # How often a probe is attempted once more after an outcome that may be an accident.
 TRIED_AGAIN: Mapping[Outcome, int] = dict.fromkeys(
     (Outcome.COMMUNICATION_ERROR, Outcome.CRASHED, Outcome.DEVICE_LOST), 1

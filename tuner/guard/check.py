@@ -6,13 +6,12 @@ A step's collectives and recomputations are held against what the configuration 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.measurement import Collective, Measurement, Outcome, Phase
+from tuner.core.measurement import CheckState, Collective, Measurement, Outcome, Phase
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.shards import WEIGHT_BYTES, axis_sizes, shards
 from tuner.cost.time.collectives import step_collectives
@@ -166,14 +165,6 @@ def _others(settings: Settings, cluster: Cluster) -> Iterator[tuple[str, object]
         yield from (("activation_checkpointing", value) for value in whole if value is not own)
     if parallel and settings.sharding in _RESHARDS:
         yield "sharding", _RESHARDS[settings.sharding]
-
-
-class CheckState(StrEnum):
-    """States of knowledge about a configuration's training."""
-
-    PASSED = "passed"  # they train what one process trains
-    FAILED = "failed"  # they do not, or a knob does not act
-    NOT_CHECKED = "not_checked"  # nothing was trained, or it could not be judged
 
 
 # Largest relative difference of a loss or gradient norm from the reference's.

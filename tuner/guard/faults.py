@@ -14,10 +14,10 @@ from typing import Any
 
 from tuner.core.configuration import Settings
 from tuner.core.framework import NOT_PROBED, OF_ADAPTERS, same_release
-from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY, Measurement, Outcome
+from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY, CheckState, Measurement, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Precision
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.guard.replica import (
     STACK,
     NoReplicaError,

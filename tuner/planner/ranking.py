@@ -12,9 +12,9 @@ from operator import attrgetter, ne
 from tuner.core.answer import Reason
 from tuner.core.configuration import BATCH, KNOBS, Settings
 from tuner.core.evaluation import KNOBS_PASSED, Evaluation, Guard
-from tuner.core.measurement import PROBED, Outcome
+from tuner.core.measurement import PROBED, CheckState, Outcome
 from tuner.core.study import ProbeRequest, Question, Study
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.guard.faults import is_checked, known_checks, replicas_of
 from tuner.guard.replica import STACK, NoReplicaError, stack_of
 from tuner.planner.knowledge import Knowledge, outcome_of

@@ -17,10 +17,8 @@ from sqlalchemy.orm import Session
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings, parse_settings
-from tuner.core.measurement import PROBED, Measurement, Outcome
+from tuner.core.measurement import PROBED, CheckState, Measurement, Outcome
 from tuner.core.study import Question
-from tuner.cost.calibration import Calibration, hardware_key
-from tuner.guard.check import CheckState
 from tuner.store.engine import Transactions
 from tuner.store.tables import (
     Base,
@@ -35,6 +33,7 @@ from tuner.store.tables import (
 )
 
 if TYPE_CHECKING:
+    from tuner.cost.calibration import Calibration
     from tuner.dryrun import DryRun
     from tuner.guard.check import GuardCheck
 
@@ -91,7 +90,7 @@ class Caches:
         with self.transactions.write() as session:
             _keep_check(session, check)
 
-    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> "Calibration | None":
         """The newest rates that were measured on devices like the cluster's.
 
         Those of a cluster of the same size go before newer ones of another.
@@ -99,7 +98,7 @@ class Caches:
         with self.transactions.read() as session:
             return read_calibration(session, cluster, versions)
 
-    def keep_calibration(self, calibration: Calibration) -> None:
+    def keep_calibration(self, calibration: "Calibration") -> None:
         with self.transactions.write() as session:
             row = CalibrationRow(
                 hardware=calibration.hardware,
@@ -233,7 +232,9 @@ def keep_failure(
 
 def read_calibration(
     session: Session, cluster: Cluster, versions: Mapping[str, str]
-) -> Calibration | None:
+) -> "Calibration | None":
+    from tuner.cost.calibration import Calibration, hardware_key
+
     like = [CalibrationRow.hardware == hardware_key(cluster)]
     if torch := versions.get("torch"):
         like.append(CalibrationRow.torch == torch)

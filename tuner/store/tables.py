@@ -40,9 +40,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.measurement import CheckState, Fidelity, Outcome
 from tuner.core.study import ProbeState, StudyState
-from tuner.guard.check import CheckState
 
 T = TypeVar("T")
 

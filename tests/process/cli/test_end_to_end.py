@@ -14,10 +14,10 @@ import yaml
 from tests.waiting import until
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import CheckState, Outcome
 from tuner.core.study import ProbeState
 from tuner.explain.known import answer
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.guard.faults import replicas_of
 from tuner.guard.replica import family_of
 from tuner.space import check_settings

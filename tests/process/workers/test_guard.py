@@ -7,9 +7,9 @@ import pytest
 
 from tests.questions import question_about
 from tuner.core.configuration import parse_settings
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import CheckState, Outcome
 from tuner.core.workload import Optimizer, Precision
-from tuner.guard.check import TOLERANCE, CheckState
+from tuner.guard.check import TOLERANCE
 from tuner.guard.replica import family_of, replica_of
 from workers.launchers.local import series_argv
 from workers.replicas import ReplicaTrainer

@@ -41,7 +41,7 @@ HEAVY = {"torch", "optuna", "numpy", "alembic", "tuner.planner", "yaml", "transf
     ("words", "more", "allowed"),
     [
         ("suggest --help", {"sqlalchemy", "rich", "tuner.core.study"}, set()),
-        ("studies list", set(), set()),
+        ("studies list", {"tuner.cost", "tuner.dryrun"}, set()),
         ("workers --here --json", {"rich"}, {"yaml"}),
         (
             "predict --cases cases.jsonl --dry-runs none",

@@ -7,8 +7,8 @@ import pytest
 
 from tuner.cli.console import TEXT_WIDTH
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Outcome
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.core.measurement import CheckState, Outcome
+from tuner.guard.check import GuardCheck
 from tuner.guard.replica import family_of, replica_of, usual_cases
 from tuner.store import open_store
 

@@ -4,9 +4,9 @@ import pytest
 
 from tests.questions import question_about
 from tuner.core.configuration import parse_settings
-from tuner.core.measurement import Collective, Measurement, Outcome
+from tuner.core.measurement import CheckState, Collective, Measurement, Outcome
 from tuner.core.workload import Precision
-from tuner.guard.check import CheckState, GuardCheck, caused, judge
+from tuner.guard.check import GuardCheck, caused, judge
 from tuner.guard.replica import STEPS, replica_of
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4"

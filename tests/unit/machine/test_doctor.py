@@ -7,8 +7,8 @@ from tests.records import VERSIONS
 from tuner.client.doctor import CHECKED, GpuLook, diagnose
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS
-from tuner.core.measurement import Outcome
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.core.measurement import CheckState, Outcome
+from tuner.guard.check import GuardCheck
 from tuner.guard.replica import replica_of, usual_cases
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from tests.records import VERSIONS
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import CheckState, Outcome
 from tuner.explain.known import answer
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.guard.faults import replicas_of, wrong_of
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learned

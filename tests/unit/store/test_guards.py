@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tuner.core.configuration import Settings, Sharding, parse_settings
-from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.measurement import CheckState, Fidelity, Measurement, Outcome
 from tuner.core.study import Limits, ProbeRequest
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from tuner.guard.faults import wrong_of
 from tuner.guard.replica import family_of, replica_of
 from tuner.store import WorkerIdentity

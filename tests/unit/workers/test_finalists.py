@@ -7,11 +7,11 @@ import pytest
 from tests.unit.workers.fakes import FakeLauncher
 from tuner.core.configuration import Sharding
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import CheckState, Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.errors import ProbeError
 from tuner.explain.known import answer
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.check import GuardCheck
 from workers import worker as worker_module
 from workers.devices import Device
 from workers.executor import WorkerOptions

@@ -6,8 +6,8 @@ from tests.questions import question_about
 from tests.unit.workers.fakes import FakeLauncher
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Outcome
-from tuner.guard.check import CheckState, caused
+from tuner.core.measurement import CheckState, Outcome
+from tuner.guard.check import caused
 from tuner.guard.replica import STEPS, replica_of
 from workers import replicas as guard_module
 from workers.replicas import ReplicaTrainer, check_knobs_here
