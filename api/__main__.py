@@ -22,6 +22,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from threadpoolctl import threadpool_limits
 
 from api.app import create_app
 from api.connections import BACKLOG, Complaints, Connections, Protocol, most_connections
@@ -68,6 +69,9 @@ def main() -> int:
     as_json = given.pop("json")
     signal.signal(signal.SIGTERM, _end)
     sys.setswitchinterval(SWITCH_S)
+    # One thread computes at a time (answers.py), of matrices too small for several: more would wait
+    # for each other, and half as much processor time again went into that.
+    threadpool_limits(limits=1, user_api="blas")
     try:
         set_up_logs("api")
         serve(read_settings(**given), as_json=as_json)

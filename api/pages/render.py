@@ -236,9 +236,12 @@ def words(value: object) -> str:
     return str(value).replace("_", " ")
 
 
+_OUTCOMES = {str(one): one.words for one in Outcome}
+
+
 def outcome(name: object) -> str:
     """How a probe ended, or where it stands, as words."""
-    return Outcome(str(name)).words if name in set(Outcome) else words(name)
+    return _OUTCOMES.get(str(name)) or words(name)
 
 
 def moment(iso: str | None) -> Markup:
