@@ -420,4 +420,8 @@ def show_ways_out(
         cells = [row[:shown] for row in rows]
         print_rows(heads[:shown], cells, "needed,host of a node", indent=2)
         there = " What the file says is changed there." if of_file else ""
-        console.print(Text(f"  Predicted by arithmetic, at micro-batch 1.{there}", style="dim"))
+        notes = [f"Predicted by arithmetic, at micro-batch 1.{there}"]
+        trains = {option: said for one in found for option, said in one.trains.items()}
+        others = ", ".join(f"{option} ({said})" for option, said in trains.items())
+        notes += [f"These train something else: {others}."] if others else []
+        paragraphs(console, notes, further=2)

@@ -49,6 +49,14 @@ LIGHTEST: Mapping[str, Sequence[Any]] = {
     "tp_recompute_allgather": (True,),
     "fused_loss": (True,),
 }
+# What options train other than what was asked.
+TRAINED: Mapping[str, str] = {
+    "--precision": "in lower precision",
+    "--optimizer": "with 8-bit optimizer state",
+    "--adapter lora": "an adapter alone",
+    "--adapter qlora": "an adapter on 4-bit weights",
+    "--sequence-length": "on shorter sequences",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,15 @@ class WayOut:
         return " ".join(self.options)
 
     @property
+    def trains(self) -> dict[str, str]:
+        """What it trains other than what was asked, by option; empty where it is the same."""
+        return {
+            option: said
+            for option, said in TRAINED.items()
+            if any(one.startswith(option) for one in self.options)
+        }
+
+    @property
     def needed_text(self) -> str:
         """What it needs; with the upper end where that alone does not fit."""
         said = size_text(self.needed_bytes)
@@ -86,6 +103,7 @@ class WayOut:
     def as_dict(self) -> dict[str, Any]:
         return {
             "option": self.option,
+            "trains": list(self.trains.values()),
             "settings": self.settings.as_dict(),
             "needed_gib": self.needed_bytes / 2**30,
             "most_gib": self.most_bytes / 2**30,
@@ -255,7 +273,7 @@ def _found(text: str, question: Question, limits: Limits, of_file: bool) -> tupl
         else:
             left.append(kind)
     few = [one for one in few if more is None or one.gpus < more.gpus]
-    # one that trains what was asked, and one that trains other parameters or sequences
+    # one of all parameters on whole sequences, and one of other parameters or sequences
     sides = [[kind for kind in left if kind[0].is_other is other] for other in (False, True)]
     on_more = (finder.on_a_few_more(few, side) for side in sides)
     # pairs of the kinds that come first leave most as it was asked

@@ -83,6 +83,7 @@ def test_when_nothing_fits_it_says_what_would_be_needed(lab, capsys, as_json):
         assert "Nothing fits: " in out
         assert "51.0 MiB" in out
         assert "--optimizer adamw_8bit" in out
+        assert "These train something else: --optimizer (with 8-bit optimizer state)" in out
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -275,6 +275,24 @@ def test_pairs_are_of_changes_that_do_not_suffice_alone():
     ]  # fmt: skip
 
 
+def test_ways_out_that_train_something_else_say_so():
+    mixed = question("llama-3.1-8b", "1xh200-141gb")
+    mixed = replace(mixed, workload=replace(mixed.workload, precision=Precision.BF16_MIXED))
+    told = {one.option: one.as_dict()["trains"] for one in ways_out(mixed, LIMITS)}
+    assert told == {
+        "--cluster 2xh200": [],
+        "--optimizer adamw_8bit": ["with 8-bit optimizer state"],
+        "--precision bf16": ["in lower precision"],
+        "--adapter lora": ["an adapter alone"],
+    }
+    long = question("qwen2.5-72b", "8xa100-40gb")
+    long = replace(long, workload=replace(long.workload, sequence_length=32_768))
+    assert ways_out(long, LIMITS)[-1].trains == {
+        "--adapter qlora": "an adapter on 4-bit weights",
+        "--sequence-length": "on shorter sequences",
+    }
+
+
 def test_accelerate_is_a_way_out_where_the_trainer_shards_no_adapter():
     asked = question_about("llama-3.1-8b", "8xrtx-4090", "trainer", tokens=8192, batch=32)
     lora = replace(asked, workload=replace(asked.workload, adapter=Adapter()))

@@ -132,7 +132,9 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     lora = replace(asked.workload, adapter=Adapter(method=AdapterMethod.LORA))
     asked = replace(asked, workload=lora, framework=framework("trainer"))  # which shards none
     held = Limits(fidelity=Fidelity.PREDICTED)
-    hrefs = [href for _, href in answer(study(asked, [], limits=held)).ways]
+    nothing = study(asked, [], limits=held)
+    assert "an adapter on 4-bit weights" in words(part(shown(nothing), "answer"))
+    hrefs = [href for _, href in answer(nothing).ways]
     assert any("framework.name=accelerate" in href for href in hrefs), hrefs
     assert "--" not in words(part(shown(study(question(), [], limits=limits)), "answer"))
     limits = Limits(fidelity=Fidelity.PREDICTED)
