@@ -164,7 +164,7 @@ def list_studies(
                 answer=line,
                 is_open=summary.state in OPEN,
                 is_old=is_old,
-                state=line.shown_state if line and line.state == summary.state else summary.state,
+                state=(line if line and line.state == summary.state else summary).shown_state,
                 words=settings_words(line.settings) if line and line.settings else (),
                 speed=speed if speed and speed.value is not None else None,
                 share=min(1.0, line.needed_share) if line and line.needed_share else None,

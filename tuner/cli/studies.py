@@ -29,8 +29,7 @@ NARROWEST_REASON = 20
 
 
 def list_studies(label: Several = None, json: bool = False, db: Text = None) -> int:
-    from tuner.core.measurement import PROBED, Outcome
-    from tuner.core.study import StudyState, parse_labels
+    from tuner.core.study import parse_labels
     from tuner.store import open_store
 
     wanted = parse_labels("label", label or ())
@@ -44,8 +43,7 @@ def list_studies(label: Several = None, json: bool = False, db: Text = None) -> 
         # The line that is kept of a study, where nothing happened since; a worker that leaves makes
         # no event, and another state.
         lines = ((statuses[one], line) for one, line in kept.items() if one in statuses)
-        ended = (one for one in found if one.state is StudyState.DONE and one.fidelity in PROBED)
-        states = {one.id: "no answer" for one in ended if Outcome.OK not in one.probes}
+        states = {one.id: one.shown_state for one in found}
         states |= {
             now.id: str(line.content.get("shown_state", now.state))
             for now, line in lines
@@ -81,7 +79,7 @@ def list_studies(label: Several = None, json: bool = False, db: Text = None) -> 
         Column("study", [one.id for one in found]),
         Column("model", [one.model_name[:LONGEST_NAME] for one in found]),
         Column("cluster", [one.cluster_name for one in found]),
-        Column("state", [states.get(one.id, str(one.state)) for one in found]),
+        Column("state", [states[one.id] for one in found]),
         Column("probes", [str(sum(one.probes.values())) for one in found], is_number=True),
         Column("asked (UTC)", [moment_text(one.asked_at) for one in found]),
     ]

@@ -1,5 +1,6 @@
 """The store: studies, asked, found, listed, moved and watched, with their probes."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import (
     OPEN,
     STUDY_TRANSITIONS,
@@ -133,6 +134,14 @@ class StudySummary:
     sequence_length: int
     framework: str
     fidelity: str
+    has_ok: bool  # whether a probe of this fidelity is ok
+
+    @property
+    def shown_state(self) -> str:
+        """The state as people read it, as far as outcomes tell without the answer."""
+        ran = self.fidelity != Fidelity.PREDICTED
+        is_unanswered = self.state is StudyState.DONE and ran and not self.has_ok
+        return "no answer" if is_unanswered else str(self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,19 +280,28 @@ class Store(Queue, Caches):
             )
             rows = session.scalars(found.offset(offset).limit(limit)).all()
             outcomes = (
-                select(ProbeRow.study_id, ProbeRow.outcome, func.count())
+                select(ProbeRow.study_id, ProbeRow.outcome, ProbeRow.fidelity, func.count())
                 .where(ProbeRow.study_id.in_([row.id for row in rows]))
                 .where(ProbeRow.outcome.is_not(None))
-                .group_by(ProbeRow.study_id, ProbeRow.outcome)
+                .group_by(ProbeRow.study_id, ProbeRow.outcome, ProbeRow.fidelity)
                 .order_by(ProbeRow.outcome)
             )
-            counts: dict[str, dict[Outcome, int]] = {row.id: {} for row in rows}
-            for owner, outcome, count in session.execute(outcomes):
+            counts: dict[str, Counter[Outcome]] = {row.id: Counter() for row in rows}
+            ok: set[tuple[str, str]] = set()
+            for owner, outcome, fidelity, count in session.execute(outcomes):
                 assert outcome is not None
-                counts[owner][outcome] = count
+                counts[owner][outcome] += count
+                if outcome is Outcome.OK:
+                    ok.add((owner, fidelity))
             silent = read_silent(session, rows)
             return [
-                from_row(StudySummary, row, probes=counts[row.id], **state_of(row, silent))
+                from_row(
+                    StudySummary,
+                    row,
+                    probes=counts[row.id],
+                    has_ok=(row.id, row.fidelity) in ok,
+                    **state_of(row, silent),
+                )
                 for row in rows
             ]
 

@@ -76,6 +76,7 @@ def summary(asked_at="2026-11-21T06:10:00.123456Z"):
         sequence_length=128,
         framework="torch",
         fidelity="measured",
+        has_ok=False,
     )
 
 

@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
 from tuner.client.answered import keep_line
+from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits
 from tuner.explain.known import best_known
 from tuner.results.summary import summary_of
 from tuner.store import open_store
+from tuner.store.tables import ProbeRow
 
 
 def test_a_study_is_shown_as_json(cli, answered):
@@ -59,6 +64,13 @@ def test_studies_are_listed_by_their_labels(cli, answered):
 
 def test_a_study_with_an_answer_is_listed_as_done(cli, answered):
     assert " done " in cli("studies", "list").out
+
+
+def test_a_dry_run_that_is_ok_is_no_answer(cli, answered):
+    with open_store() as store, Session(store.transactions.writer) as session, session.begin():
+        session.execute(update(ProbeRow).values(fidelity=Fidelity.PREDICTED))
+    listed = cli("studies", "list").out
+    assert (" no answer " in listed, " done " in listed) == (True, False)
 
 
 def test_a_study_without_an_answer_is_not_listed_as_done(cli, failed):

@@ -114,6 +114,8 @@ def test_a_study_without_an_answer_is_not_listed_as_done(store, answers):
     study = ask(store)
     probe(store, study.id, crashed())
     finish(store, study.id)
+    (line,) = list_studies(store, answers, Wanted(), Ticking(60.0)).lines
+    assert (line.state, line.answer) == ("no answer", None), "which outcomes tell without it"
     (line,) = list_studies(store, answers, Wanted(), STILL).lines
     assert line.state == "no answer"
     store.ask(study.question, Limits())
