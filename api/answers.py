@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -233,9 +233,9 @@ def brief(content: bytes) -> bytes:
     return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
 
 
-def with_notes(content: bytes, notes: Sequence[str]) -> bytes:
-    """A study's body, whole or in brief, with what was decided for whoever asked."""
-    return content[:-1] + f',"notes":{json_text(list(notes))}}}'.encode()
+def with_told(content: bytes, **told: object) -> bytes:
+    """A study's body, whole or in brief, with what is told to whoever asked."""
+    return content[:-1] + b"," + json_text(told).encode()[1:]
 
 
 # A study's page has several files after every probe.

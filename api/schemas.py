@@ -207,10 +207,18 @@ class Study(Answered):
     no_answer: NoAnswer | None
 
 
+LEFT_OUT_OF_FILE = Field(
+    default=None,
+    description="Of a question `from` a file: values by knob that would have been looked at, had"
+    " the file a field that says them. Else not there.",
+)
+
+
 class Submitted(Study):
     """The study that answers a question, with what was decided and not asked for."""
 
     notes: list[str]
+    left_out: dict[str, list[Any]] | None = LEFT_OUT_OF_FILE
 
 
 class SizedOn(Answered):
@@ -277,6 +285,7 @@ class Checked(Answered):
 
     format: str
     fits: bool | None
+    fits_surely: bool = Field(description="Also at the upper end of a prediction's interval.")
     memory: dict[str, Any]
     tokens_per_s_per_gpu: Quantity
     step_time_s: Quantity
@@ -378,6 +387,7 @@ class SubmittedBrief(Brief):
     """The same of the study that answers a question, with what was decided and not asked for."""
 
     notes: list[str]
+    left_out: dict[str, list[Any]] | None = LEFT_OUT_OF_FILE
 
 
 class WastedAttempt(Answered):

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api import EXAMPLES, schemas
-from api.answers import Body, brief, with_notes, without_name
+from api.answers import Body, brief, with_told, without_name
 from api.events import EventSent, Feed
 from api.inputs import (
     PRINTABLE,
@@ -116,7 +116,8 @@ async def submit_question(
     While its study is open with others it is refused (409), unless ``replace`` gives it these.
     Versions that are not stated are those of the living workers. ``suggestion`` is null
     until a worker has made the first dry runs, and ``pending`` true until one has a best. With
-    ``from`` a configuration file says the rest, and ``notes`` what of it is not counted.
+    ``from`` a configuration file says the rest, ``notes`` what of it is not counted, and
+    ``left_out`` which values it could not be made to say.
     """
     submit = context.submissions.submit
     submission = partial(
@@ -124,8 +125,9 @@ async def submit_question(
     )
     done = await context.turns.write(caller.owner, submission)
     content = brief(done.body.content) if view == "brief" else done.body.content
+    told = {} if done.left_out is None else {"left_out": done.left_out}
     return Response(
-        with_notes(content, done.notes),
+        with_told(content, notes=done.notes, **told),
         202,
         {"Location": f"/tune/{done.body.status.id}", "ETag": done.body.etag, **REVALIDATED},
         "application/json",

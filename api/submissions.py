@@ -3,16 +3,17 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from threading import Lock
+from typing import Any
 
 from api.answers import OLDEST_S, Answers, Body
 from api.problems import ProblemCode, ProblemError, unknown_study
 from tuner.client.advance import advance_from_cache, conclude
-from tuner.client.from_file import read_tune
+from tuner.client.from_file import left_out, read_tune
 from tuner.client.place import Placed, place
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Fidelity
@@ -46,6 +47,8 @@ class Submitted:
     body: Body
     notes: tuple[str, ...]
     """Decisions that were left open, with their reasons."""
+    left_out: Mapping[str, list[Any]] | None
+    """Of a question that a file says: see :func:`tuner.client.from_file.left_out`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class _Named:
     placed: Placed
     study_id: str
     identity: str
+    left_out: Mapping[str, list[Any]] | None
 
 
 class Submissions:
@@ -96,15 +100,16 @@ class Submissions:
         """
         asked = body_hash(value)
         request_key = None if key is None else RequestKey(owner=owner, key=key, body_hash=asked)
-        request, said = read_tune(value)
+        request, said, beside = read_tune(value)
         known = self._requests.answered(request_key) if request_key else None
         # The study that it asked when it came first, if that still is within its limits.
         if known and (first := self._store.status(known)):
             limits = request.limits_at(request.fidelity or Fidelity(first.limits["fidelity"]))
             again = self._within_limits(first, limits)
             self._note_joined(owner, known, address)
-            return Submitted(body=again, notes=said)
-        named = self._place(request, asked)
+            left = None if beside is None else self._place(request, asked, beside).left_out
+            return Submitted(body=again, notes=said, left_out=left)
+        named = self._place(request, asked, beside)
         status = self._store.status(named.study_id)
         if status is not None and status.identity != named.identity:
             status = None  # which the store refuses
@@ -117,7 +122,8 @@ class Submissions:
             if request_key:
                 self._requests.remember(request_key, status.id)
             self._note_joined(owner, status.id, address)
-            return Submitted(body=body, notes=(*said, *placed.notes))
+            notes = (*said, *placed.notes)
+            return Submitted(body=body, notes=notes, left_out=named.left_out)
         self._check_room(status, owner)
         self._store.reap()
         data: dict[str, str | int] = {"address": address}
@@ -148,11 +154,12 @@ class Submissions:
         if status is None:
             raise unknown_study(asked_id)  # it was deleted at this moment
         body = self._within_limits(status, placed.limits)
-        return Submitted(body=body, notes=(*said, *placed.notes))
+        return Submitted(body=body, notes=(*said, *placed.notes), left_out=named.left_out)
 
     def placed(self, value: object) -> Placed:
         """The question of a request and its limits, as it would be asked."""
-        return self._place(read_tune(value)[0], body_hash(value)).placed
+        request, _, beside = read_tune(value)
+        return self._place(request, body_hash(value), beside).placed
 
     def _as_it_stands(self, status: StudyStatus, placed: Placed, replace: bool) -> Body | None:
         """The study, if asking it again would change nothing of it."""
@@ -209,8 +216,9 @@ class Submissions:
             detail, code = f"{full}, which is as many as may be", ProblemCode.TOO_MANY_STUDIES
             raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)}, code=code)
 
-    def _place(self, request: TuneRequest, asked: str) -> _Named:
-        """Places a question, which takes 0.1 s for some, or gives it as it was placed lately."""
+    def _place(self, request: TuneRequest, asked: str, beside: Collection[str] | None) -> _Named:
+        """Places a question, which takes 0.1 s for some, or gives it as it was placed lately;
+        ``beside`` its file these knobs are restricted."""
         workers = self._living_workers(request.pool)
         key = f"{asked} {sorted(worker.id for worker in workers)}"
         with self._lock:
@@ -224,8 +232,14 @@ class Submissions:
             placed = place(
                 request, workers, lambda q: self._store.calibration(q.cluster, q.framework.versions)
             )
-        question = placed.question
-        named = _Named(placed=placed, study_id=study_id(question), identity=question.identity)
+            question = placed.question
+            left = None if beside is None else left_out(question, beside)
+        named = _Named(
+            placed=placed,
+            study_id=study_id(question),
+            identity=question.identity,
+            left_out=left,
+        )
         with self._lock:
             self._placed[key] = self._clock(), named
             while len(self._placed) > MOST_PLACED:

@@ -53,7 +53,8 @@ def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
     per, prediction = rank_word(checked.case.question), checked.prediction
     yield "file", f"{path}, of {checked.format_name}"
     yield "settings", describe(checked.case.settings).replace(",", ", ")
-    yield "fits", "yes" if checked.fits else f"no: {checked.reason}"
+    fits = "yes" if checked.fits_surely else "perhaps: it may run out of memory; measure it"
+    yield "fits", fits if checked.fits else f"no: {checked.reason}"
     limit = f", of {prediction.limit_gib:.2f} GiB" if prediction.limit_gib is not None else ""
     memory = checked.needed_gib
     yield "memory", f"{sizes_text(memory)} needed per {per}{limit}, {memory.provenance}"

@@ -110,7 +110,7 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     patch = "".join(one.diff for one in files)
     if asked.json:
         own = _as_json(question, now, best, wanted, patch, written=writes and failed is None)
-        own["left_out"] = left_out(question, answered.study.question)
+        own["left_out"] = left_out(answered.study.question, question.restricted)
         code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
         return report(failed, as_json=False) if failed else code
     then = "" if refused else _start(question, answered.suggestion, path)
@@ -192,6 +192,9 @@ def _facts(
     else:
         yield "today", describe(now.case.settings).replace(",", ", ")
         fits = "fits" if now.fits else f"does not fit: {now.reason}"
+        if now.fits and not now.fits_surely:
+            limit = size_text((now.prediction.limit_gib or 0.0) * GIB)
+            fits = f"may run out of memory: the limit is {limit}"
         yield "", f"{fits}; {_figures(now, per)}" if now.fits else fits
     if best is None:
         return
@@ -199,7 +202,10 @@ def _facts(
     if not wanted and refused is None and not keep:
         of_all = ", of what it says" if script else ""
         is_answer = best is answered.suggestion.best
-        as_good = "the fastest settings that fit" if is_answer else "settings tied with the answer"
+        fit = "fit" if best.fits_surely else "may fit"
+        as_good = (
+            f"the fastest settings that {fit}" if is_answer else "settings tied with the answer"
+        )
         yield "best", f"the file has {as_good} already{of_all}"
         if script:
             yield "beside it", f"the answer needs {script}, which no field of it says"
@@ -228,7 +234,7 @@ def _facts(
 
 
 def _left_out(question: FileQuestion, answered: Answered) -> Iterator[tuple[str, str]]:
-    if found := left_out(question, answered.study.question):
+    if found := left_out(answered.study.question, question.restricted):
         values = "; ".join(f"{name}={show_all(values)}" for name, values in found.items())
         yield "left out", f"{values}: no field of the file can be made to say it"
 

@@ -255,6 +255,13 @@ class Checked:
     notes: tuple[str, ...]
     """Notes for a reader, also that a prediction's upper end lies above the limit."""
 
+    @property
+    def fits_surely(self) -> bool:
+        """Whether it fits at the upper end of a prediction's interval too."""
+        limit, most = self.prediction.limit_gib, self.needed_gib.high
+        may_exceed = bool(limit and most and most > limit)
+        return bool(self.fits) and (self.seen is not None or not may_exceed)
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that ``tuner check --json`` prints."""
         question, seen = self.case.question, self.seen
@@ -263,6 +270,7 @@ class Checked:
             **{name: value for name, value in question.as_dict().items() if name != "knobs"},
             "settings": self.case.settings.as_dict(),
             "fits": self.fits,
+            "fits_surely": self.fits_surely,
             "memory": {
                 "needed_gib": self.needed_gib.as_dict(),
                 "allocated_gib": self.allocated_gib.as_dict(),
@@ -372,10 +380,6 @@ def check_case(store: Store, format_name: str, case: Case, finding: Finding) -> 
         if fits is False:
             needs = f"it needs {figures.needed_gib.value or 0:.2f} GiB of a device"
             reason = figures.why or needs
-    limit, most = prediction.limit_gib, known("needed_gib").high
-    if seen is None and fits and limit and most is not None and most > limit:
-        close = f"it may need up to {most:.2f} GiB, which is more than the limit of {limit:.2f} GiB"
-        notes = (*notes, f"{close}: measure it before a long run")
     return Checked(
         format_name=format_name,
         case=case,

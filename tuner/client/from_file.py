@@ -175,8 +175,9 @@ else:
     )
 
 
-def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
-    """The request in a JSON value, as ``POST /tune`` takes it, with what is to be told of its file.
+def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...], frozenset[str] | None]:
+    """The request in a JSON value, as ``POST /tune`` takes it, with what is to be told of its file,
+    and the knobs that are restricted beside it; ``None`` where there is no file.
 
     ``from`` may have the text of a configuration file: what it says need not be said again.
 
@@ -185,7 +186,7 @@ def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
     """
     check_plain(values)
     if "from" not in values:
-        return read_request(values), ()
+        return read_request(values), (), None
     given: Any = read(TuneFromRequest, values)
     opened, beside = sent_of(given)
     try:
@@ -204,8 +205,10 @@ def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
         request.question(newest)
         return request
 
-    request, asked = _with_knobs(opened, asked, values.get("knobs") or {}, made)
-    return request, (*asked.notes, *(f"not counted: {one}" for one in asked.uncounted))
+    own = values.get("knobs") or {}
+    request, asked = _with_knobs(opened, asked, own, made)
+    notes = (*asked.notes, *(f"not counted: {one}" for one in asked.uncounted))
+    return request, notes, frozenset(own)
 
 
 def _knobs(opened: Opened, asked: FileSays) -> dict[str, list[Any]]:
@@ -276,12 +279,9 @@ class AsFast(StrEnum):
 def as_fast(now: Checked | UsageError, best: Evaluation, tolerance: float) -> AsFast | None:
     """Why the best is no reason to change a file, among figures of one kind; ``None`` where it is
     one, and where the file's own settings do not fit for sure."""
-    if isinstance(now, UsageError) or not now.fits or now.trains_wrongly:
+    if isinstance(now, UsageError) or not now.fits_surely or now.trains_wrongly:
         return None
-    limit, most = now.prediction.limit_gib, now.needed_gib.high
     own, other = now.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu
-    if now.seen is None and limit and most is not None and most > limit:
-        return None
     if not own.value or not other.value or own.provenance is not other.provenance:
         return None
     seen = None if now.seen is None else now.seen.figures
@@ -376,9 +376,10 @@ def beside_file(question: FileQuestion, asked: Question, best: Settings) -> str:
     return ", ".join(changed)
 
 
-def left_out(question: FileQuestion, asked: Question) -> dict[str, list[Any]]:
-    """Values by knob that would have been looked at, had the file a field that says them."""
-    own = {name: asked.knobs[name] for name in question.restricted if name in asked.knobs}
+def left_out(asked: Question, restricted: Iterable[str]) -> dict[str, list[Any]]:
+    """Values by knob that would have been looked at, had the file that says a question a field that
+    says them; of none that is ``restricted`` beside it."""
+    own = {name: asked.knobs[name] for name in restricted if name in asked.knobs}
     legal = enumerate_space(replace(asked, knobs=own)).legal
     values = {name: {getattr(one, name) for one in legal} for name in asked.knobs}
     found = {name: sorted(values[name].difference(asked.knobs[name])) for name in values}

@@ -160,8 +160,11 @@ def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> s
         ran = "probe" if least.is_rehearsed else "dry run"
         basis = f"{ran} {probes_text(least.probe_ids[:1])}" if least.probes else basis
     more = "at least " if least.at_least else ""
+    may_fit = least.fits and not least.fits_surely
+    needed = sizes_text(least.needed_gib) if may_fit else f"{more}{size_text(size)}"
     whose = f", of {describe(least.settings)} ({basis})" if named else ""
+    then = "it may run out of memory, for the limit is" if may_fit else "the limit is"
     return (
-        f"the smallest need {known} is {more}{size_text(size)} on one device{whose}; the limit is"
+        f"the smallest need {known} is {needed} on one device{whose}; {then}"
         f" {size_text(limit_bytes)}"
     )

@@ -434,7 +434,9 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
             text = "The dry runs failed, so nothing is known of what any settings need."
         yield fact("nothing_predicted", text, dry_runs_failed=bool(known.refused))
     else:
-        text = f"None of the {legal} legal settings is predicted to fit in {size_text(limit)}."
+        surely = " for sure" if least and least.fits else ""
+        text = f"None of the {legal} legal settings is predicted to fit in {size_text(limit)}"
+        text += f"{surely}."
         yield fact("nothing_fits", text, legal=legal, limit_bytes=limit)
         if least is not None:
             yield _smallest_need(least, limit)

@@ -218,7 +218,8 @@ def _stop(known: Forecast, reason: str) -> Stop:
         return Stop(reason=TRAINS_WRONGLY, wrong=known.what_is_wrong)
     least = known.smallest
     needed = need_text(least, known.limit_bytes) if least else ""
-    return Stop(reason="no settings are predicted to fit", nothing_fits=needed)
+    surely = " for sure" if least and least.fits else ""
+    return Stop(reason=f"no settings are predicted to fit{surely}", nothing_fits=needed)
 
 
 def what_is_needed(study: Study, *, named: bool = True) -> str:

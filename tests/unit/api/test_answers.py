@@ -9,7 +9,7 @@ import anyio
 import pytest
 from sqlalchemy import update
 
-from api.answers import FRESH_S, OLDEST_S, Answers, Kept, with_notes
+from api.answers import FRESH_S, OLDEST_S, Answers, Kept, with_told
 from tests.unit.api.studies import MEASURED, claimed, probe, question_of
 from tuner.core.study import Limits
 from tuner.store.tables import AttemptRow
@@ -124,7 +124,7 @@ def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeyp
     second = answers.of(status(store, study_id))
     assert second.etag != first.etag
     assert answers.of(here) is second  # one who saw it earlier gets no older one
-    assert json.loads(with_notes(second.content, ['b "quoted"']))["notes"] == ['b "quoted"']
+    assert json.loads(with_told(second.content, notes=['b "quoted"']))["notes"] == ['b "quoted"']
 
 
 def test_of_studies_those_asked_for_last_are_kept(store, clock, study_id):

@@ -203,6 +203,8 @@ def test_a_file_is_a_question(client, store):
         response = client.post("/tune", json=asked, headers={"Idempotency-Key": "a"})
         assert response.status_code == 202, response.text
         assert any("torch_compile" in note for note in response.json()["notes"])
+        schemas.Submitted.model_validate(response.json())
+        assert response.json()["left_out"] == {"activation_checkpointing": ["every_2"]}
     (listed,) = store.studies()
     question = store.study(listed.id).question
     work = question.workload
@@ -212,7 +214,9 @@ def test_a_file_is_a_question(client, store):
     said = {"workload": {"sequence_length": 2048}, "knobs": {"micro_batch_size": [1]}}
     plain = AXOLOTL.replace("sequence_len: 4096", "")
     sent = {**FROM, **said, "from": {"text": plain, "format": "axolotl"}, "fidelity": "predicted"}
-    assert client.post("/tune", json=sent).status_code == 202
+    brief = client.post("/tune?view=brief", json=sent)
+    assert brief.status_code == 202
+    assert brief.json()["left_out"] == {"activation_checkpointing": ["every_2"]}
     other = next(one for one in store.studies() if one.id != listed.id)
     assert store.study(other.id).question.workload.sequence_length == 2048
     assert store.study(other.id).question.knobs["micro_batch_size"] == (1,)

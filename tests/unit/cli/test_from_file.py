@@ -315,6 +315,29 @@ def test_where_nothing_fits_nothing_is_to_be_started(cli, tmp_path):
     assert "axolotl train" not in shown.out
 
 
+def test_what_may_run_out_of_memory_is_not_said_to_fit(cli, tmp_path):
+    path = tmp_path / "ax.yaml"
+    text = AXOLOTL_FULL.partition("fsdp")[0]
+    text = text.replace("size: 4", "size: 1")
+    path.write_text(text.replace("steps: 4", "steps: 8"), encoding="utf-8")
+    place = (str(path), "--cluster", "1xh200")
+    needed = cli("check", *place, "--json").json["memory"]["needed_gib"]
+    limit = (needed["value"] + needed["high"]) / 2
+    place = (*place, "--memory-limit", f"{limit}GiB")
+    asked = ("suggest", "--from", *place, "--fidelity", "predicted")
+    shown = cli(*asked)
+    said = " ".join(shown.out.split())
+    ends = f"({needed['low']:.1f} to {needed['high']:.1f})"
+    own = said.partition("Your file: ")[2]
+    assert " fits" not in own
+    assert f"may run out of memory: the limit is {limit:.1f} GiB; " in own
+    assert f"{ends} needed, predicted" in own
+    assert "the file has the fastest settings that may fit already" in own
+    assert cli(*asked, "--json").json["from"]["today"]["fits_surely"] is False
+    checked = cli("check", *place)
+    assert (checked.code, "perhaps: it may run out of memory" in checked.out) == (0, True)
+
+
 def exported(tmp_path, format_name, cluster="8xh100-80gb"):
     asked = {"cluster": cluster, "model": "qwen2.5-0.5b", "sequence_length": 1024}
     stack = {"framework": "accelerate", "precision": "bf16_mixed"}
@@ -377,7 +400,8 @@ def test_values_that_a_file_cannot_say_are_told(tmp_path):
     for knobs, left in (({}, found), ({"sharding": ["full_shard"]}, {**found, "sharding": []})):
         question = read_question(str(path), None, {**asked, "knobs": knobs})
         job = question.request.question(installed_versions())
-        assert left_out(question, job) == {name: values for name, values in left.items() if values}
+        expected = {name: values for name, values in left.items() if values}
+        assert left_out(job, question.restricted) == expected
 
 
 def test_what_was_asked_for_beside_a_file_and_is_none_of_its_values_is_not_passed_over(tmp_path):

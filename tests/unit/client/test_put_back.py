@@ -196,8 +196,7 @@ def test_why_a_file_is_kept(rate, spread, why):
 
     own = figures(100)
     now = SimpleNamespace(
-        fits=True, trains_wrongly="", prediction=SimpleNamespace(limit_gib=80.0),
-        needed_gib=own.spread_s, tokens_per_s_per_gpu=own.tokens_per_s_per_gpu,
+        fits_surely=True, trains_wrongly="", tokens_per_s_per_gpu=own.tokens_per_s_per_gpu,
         seen=SimpleNamespace(figures=own),
     )  # fmt: skip
     assert as_fast(now, figures(rate), 0.01) is why

@@ -156,6 +156,22 @@ def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(predicted, p
     assert what_is_needed(study, named=False).count("one device; the limit is") == 1
 
 
+def test_what_fits_but_at_the_upper_end_may_run_out_of_memory(predicted, play):
+    one = ask(sharding=("full_shard",), tp_size=(1,), micro_batch_size=(1,), fused_loss=(False,))
+    one = replace(one, knobs={**one.knobs, "activation_checkpointing": ("full",)})
+    needed = answer(play(predicted(one), lambda settings: 20.0)[0]).best.needed_bytes
+    limit = int((needed.value + needed.high) / 2)
+    study, stop = play(predicted(one, memory_limit_bytes=limit), lambda settings: 20.0)
+    ends = " to ".join(f"{end / GIB:.1f}" for end in (needed.low, needed.high))
+    assert stop.reason == "no settings are predicted to fit for sure"
+    assert f"predicted is {needed.value / GIB:.1f} GiB ({ends}) on one device" in stop.nothing_fits
+    assert "it may run out of memory, for the limit is" in stop.nothing_fits
+    found = answer(study)
+    assert found.best is None
+    assert found.explanation[0].endswith("GiB for sure.")
+    assert stop.nothing_fits[1:] in found.explanation[1]
+
+
 NO_RATES = Cluster.from_dict(
     {"nodes": 1, "gpus_per_node": 8, "gpu": {"name": "odd", "memory_bytes": 80 * GIB}}
 )
