@@ -13,7 +13,7 @@ from tuner.text import json_text
 
 USAGE = 2
 # Of an option that is not: how like another it must be, and how long to be taken for its words.
-LIKE, LEAST = 0.75, 4
+LIKE, LEAST = 0.75, 3
 
 
 # What is shown in one line. Anything else is a mistake of ours, and shows its traceback.
@@ -100,7 +100,7 @@ def _knob_option(name: str, context: Any) -> str:
     """How a knob is given that was taken for an option; nothing of what is no knob."""
     said = name.lstrip("-").replace("-", "_")
     called = {_initials(one.split("_")): one for one in KNOBS}
-    knob = called.get(said, said)
+    knob = called.get(said, said if said in KNOBS else f"{said}_size")
     options = [one for param in context.command.params for one in param.opts] if context else []
     found = next((one for one in ("--knob", "--settings") if one in options), None)
     if found is None or knob not in KNOBS:

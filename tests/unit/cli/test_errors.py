@@ -70,6 +70,8 @@ BAD_OPTIONS = [
     (["--sharding", "ddp"], r"No such option: --sharding: .*--knob sharding=VALUE"),
     (["--gbs", "8"], r"No such option: --gbs \(did you mean --global-batch-size\?\); see"),
     (["--seq-len", "8"], r"No such option: --seq-len \(did you mean --sequence-length\?\)"),
+    (["--seq", "8"], r"No such option: --seq \(did you mean --sequence-length\?\)"),
+    (["--cp", "2"], r"No such option: --cp: a knob is given as --knob cp_size=VALUE"),
     (["--mbs", "8"], r"No such option: --mbs: a knob is given as --knob micro_batch_size=VALUE"),
     (["--lr", "1e-4"], r"No such option: --lr; see 'tuner suggest --help'"),
     (["--bugdet", "10m"], r"No such option: --bugdet .*--budget.*'tuner suggest --help'"),
