@@ -74,6 +74,15 @@ def _initials(words: Sequence[str]) -> str:
     return "".join(word[0] for word in words)
 
 
+# Options by what other programs call them, where neither initials nor letters lead there.
+_CALLED_ELSEWHERE = {
+    **dict.fromkeys(("--method", "--lora", "--qlora", "--peft"), "--adapter"),
+    **dict.fromkeys(("--gpu", "--gpus", "--nodes", "--hardware"), "--cluster"),
+    **dict.fromkeys(("--max-length", "--context-length", "--block-size"), "--sequence-length"),
+    "--dtype": "--precision",
+}
+
+
 def _other_option(name: str, context: Any) -> str:
     """Says that there is no such option, with those that it may stand for: ``--gbs`` has the
     initials of --global-batch-size, ``--seq-len`` begins its words, and others are mistyped."""
@@ -90,7 +99,7 @@ def _other_option(name: str, context: Any) -> str:
         left = iter(words)
         return len(name[2:]) >= LEAST and all(any(w.startswith(one) for w in left) for one in given)
 
-    found = [one for one in known if stands_for(one)]
+    found = [one for one in known if stands_for(one) or one == _CALLED_ELSEWHERE.get(name)]
     found = found or get_close_matches(name, known, cutoff=LIKE)
     hint = f" (did you mean {', '.join(found[:3])}?)" if found else ""
     return f"No such option: {name}{hint}"

@@ -69,6 +69,8 @@ BAD_OPTIONS = [
     (["--db", "mysql://x/y"], r"db: got 'mysql://x/y'; must be sqlite:///"),
     (["--sharding", "ddp"], r"No such option: --sharding: .*--knob sharding=VALUE"),
     (["--gbs", "8"], r"No such option: --gbs \(did you mean --global-batch-size\?\); see"),
+    (["--method", "lora"], r"No such option: --method \(did you mean --adapter\?\)"),
+    (["--gpus", "8"], r"No such option: --gpus \(did you mean --cluster\?\)"),
     (["--seq-len", "8"], r"No such option: --seq-len \(did you mean --sequence-length\?\)"),
     (["--seq", "8"], r"No such option: --seq \(did you mean --sequence-length\?\)"),
     (["--cp", "2"], r"No such option: --cp: a knob is given as --knob cp_size=VALUE"),
