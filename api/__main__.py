@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from threadpoolctl import threadpool_limits
 
 from api.app import create_app
-from api.connections import BACKLOG, Complaints, Connections, Protocol, most_connections
+from api.limits import BACKLOG, Complaints, Connections, Protocol, most_connections
 from api.security import WRITE_S, check_bind
 from api.settings import Settings, read_settings
 from tuner.cli.errors import report

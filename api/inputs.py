@@ -15,11 +15,10 @@ from fastapi import Depends, Path, Request
 
 from api.answers import Answers, Kept
 from api.events import Poller
-from api.pages.paths import is_page
 from api.pages.study import StudyPage, study_page
 from api.problems import LONGEST_SHOWN, ProblemError, unknown_study
 from api.schemas import STUDY_ID
-from api.security import Turns
+from api.security import Turns, is_page
 from api.settings import Settings
 from api.submissions import Submissions
 from tuner.errors import UsageError

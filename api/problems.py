@@ -264,7 +264,7 @@ def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None
             same = (one for one in routes if one.path_format == template)
             found = {method for one in same for method in one.methods or ()}
             if "GET" in found:
-                found.add("HEAD")  # see api.middleware.Heads
+                found.add("HEAD")  # see api.app.Heads
             allowed = ", ".join(sorted(found))
             return problem(405, f"this path takes {allowed}", {"Allow": allowed})
         if error.status_code == 400:

@@ -1,12 +1,20 @@
 """The devices of this machine: what probes hold of them, whose they are now, and what they can be.
 
-A device is a GPU, or all of the machine's cores together.
+A device is a GPU, or all of the machine's cores together. As a program it tells what processes find
+on the GPUs, as one line of JSON on standard output:
+
+    python -P -m workers.devices
+
+``gpus`` is what each found (``workers/probe/check.py``), ``why_unusable`` the reason why no probe
+can be run on them, and ``in_use`` whether a worker's probes run there, which are not disturbed.
 """
 
 import fcntl
 import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +33,10 @@ from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeRequest, Question, missing_beside
 from tuner.cost.prediction import predict
-from tuner.errors import ProbeError, UsageError
+from tuner.errors import ProbeError, TunerError, UsageError
 from tuner.machine import Machine, boot_id, free_bytes, this_machine
-from workers.measuring.ranks import Kind
+from workers.measuring.ranks import Kind, WarmRanks
+from workers.measuring.records import default_probes_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,3 +309,37 @@ def check_cluster(
         raise ProbeError(f"{cluster.name} is asked about; {error}") from error
     if why:
         raise ProbeError(f"{cluster.name} is asked about; {why}")
+
+
+def main() -> int:
+    devices = devices_here()
+    gpus = first_gpus(devices, len(devices))
+    # probes on the CPU go on beside: a look takes no time of theirs that is worth waiting for
+    locks = DeviceLocks(default_lock_path(), [one.name for one in devices if one.visible])
+    told: dict[str, object] = {"gpus": [], "why_unusable": "", "in_use": False}
+    try:
+        if gpus and not locks.acquire_at_once():
+            told["in_use"] = True
+        elif gpus:
+            kind = Kind(ranks=len(gpus), world_size=len(gpus), device="cuda", visible=gpus)
+            with WarmRanks(folder=default_probes_folder()) as ranks:
+                found = ranks.ask(kind, {"check": "cuda"}, _pause)
+            assert found is not None
+            gpus_seen = [record.get("hardware", {}) for record in found.records]
+            told |= {"gpus": gpus_seen, "why_unusable": found.why_unusable}
+    except TunerError as error:
+        told["why_unusable"] = str(error)
+    finally:
+        locks.release()
+    print(json.dumps(told))  # noqa: T201
+    return 0
+
+
+def _pause(seconds: float) -> str:
+    """Nothing but its own deadline ends a look."""
+    time.sleep(seconds)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,8 +12,13 @@ from tuner.core.cluster import Device
 from tuner.core.measurement import RAN, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
 from tuner.core.words import describe, probe_name, rank_word
-from tuner.planner.probes import at_todays_rates, attention_text, clocks_text
-from tuner.results.probe_facts import FIDELITIES, time_facts
+from tuner.planner.probes import (
+    FIDELITIES,
+    at_todays_rates,
+    attention_text,
+    clocks_text,
+    time_facts,
+)
 from tuner.store import Attempt
 from tuner.text import duration_text, show, size_text, time_text
 

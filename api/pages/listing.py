@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from api.answers import Answers, Whole
 from api.pages.charts import Series, scatter
-from api.pages.form_fields import form_table
+from api.pages.form import form_table
 from api.pages.probe_table import Column, Sorted
 from api.pages.render import settings_words
 from api.schemas import STUDY_ID

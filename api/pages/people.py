@@ -17,9 +17,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.pages.form import initial_texts, texts_of
-from api.pages.paths import HOME, NEW, SIGN_IN, is_page, local_path, wants_page
 from api.pages.render import render
 from api.problems import MEDIA_TYPE, MISTAKE, title_of
+from api.security import HOME, NEW, SIGN_IN, is_page, local_path, wants_page
 from api.sessions import MOST_FIELDS, Visit, cookie, cookie_name
 
 # What a page may load and do: nothing of another origin, and nothing that is written in it.

@@ -39,7 +39,6 @@ from api.pages.listing import (
     list_studies,
     read_ids,
 )
-from api.pages.paths import HOME, SIGN_IN, SIGN_OUT, local_path
 from api.pages.people import forgetting_cookie, told_cookie, told_of
 from api.pages.probe_table import ANY, FASTEST_FIRST
 from api.pages.render import render, settings_path, utc_now
@@ -47,7 +46,7 @@ from api.pages.study import head_of
 from api.pages.what_if import changes, page_of
 from api.problems import ProblemError
 from api.schemas import STUDY_ID
-from api.security import Admin, Reader, Submitter, note_refused
+from api.security import HOME, SIGN_IN, SIGN_OUT, Admin, Reader, Submitter, local_path, note_refused
 from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
 from api.studies import LARGEST_EVENT, cancel, listened, study_status
 from tuner.core.measurement import Fidelity

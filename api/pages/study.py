@@ -17,7 +17,7 @@ from markupsafe import Markup
 from api.answers import Whole, without_name
 from api.pages import charts
 from api.pages.evidence import trouble_of
-from api.pages.form_fields import GPUS_PER_NODE, NODES
+from api.pages.form import GPUS_PER_NODE, NODES
 from api.pages.probe_table import ANY, FASTEST_FIRST, table_of
 from api.pages.render import linked, render_part, settings_path, spaced
 from tuner.client.answered import exported

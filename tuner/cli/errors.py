@@ -13,7 +13,7 @@ from tuner.text import json_text
 
 USAGE = 2
 # Of an option that is not: how like another it must be, and how long to be taken for its words.
-LIKE, LEAST = 0.75, 4
+LIKE, LEAST = 0.75, 3
 
 
 # What is shown in one line. Anything else is a mistake of ours, and shows its traceback.
@@ -74,6 +74,15 @@ def _initials(words: Sequence[str]) -> str:
     return "".join(word[0] for word in words)
 
 
+# Options by what other programs call them, where neither initials nor letters lead there.
+_CALLED_ELSEWHERE = {
+    **dict.fromkeys(("--method", "--lora", "--qlora", "--peft"), "--adapter"),
+    **dict.fromkeys(("--gpu", "--gpus", "--nodes", "--hardware"), "--cluster"),
+    **dict.fromkeys(("--max-length", "--context-length", "--block-size"), "--sequence-length"),
+    "--dtype": "--precision",
+}
+
+
 def _other_option(name: str, context: Any) -> str:
     """Says that there is no such option, with those that it may stand for: ``--gbs`` has the
     initials of --global-batch-size, ``--seq-len`` begins its words, and others are mistyped."""
@@ -90,7 +99,7 @@ def _other_option(name: str, context: Any) -> str:
         left = iter(words)
         return len(name[2:]) >= LEAST and all(any(w.startswith(one) for w in left) for one in given)
 
-    found = [one for one in known if stands_for(one)]
+    found = [one for one in known if stands_for(one) or one == _CALLED_ELSEWHERE.get(name)]
     found = found or get_close_matches(name, known, cutoff=LIKE)
     hint = f" (did you mean {', '.join(found[:3])}?)" if found else ""
     return f"No such option: {name}{hint}"
@@ -100,7 +109,7 @@ def _knob_option(name: str, context: Any) -> str:
     """How a knob is given that was taken for an option; nothing of what is no knob."""
     said = name.lstrip("-").replace("-", "_")
     called = {_initials(one.split("_")): one for one in KNOBS}
-    knob = called.get(said, said)
+    knob = called.get(said, said if said in KNOBS else f"{said}_size")
     options = [one for param in context.command.params for one in param.opts] if context else []
     found = next((one for one in ("--knob", "--settings") if one in options), None)
     if found is None or knob not in KNOBS:

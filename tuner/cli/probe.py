@@ -23,14 +23,16 @@ from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.core.words import probe_name, rank_word
 from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
 from tuner.planner.probes import (
+    FIDELITIES,
     at_todays_rates,
     attention_text,
     clocks_text,
     fits,
+    passes_text,
     probe_as_dict,
+    time_facts,
 )
 from tuner.planner.timing import first_counts
-from tuner.results.probe_facts import FIDELITIES, passes_text, time_facts
 from tuner.space import check_settings, settings_notes
 from tuner.store import Store, open_store
 from tuner.text import (

@@ -49,7 +49,7 @@ def show(console: Console, found: Sizes) -> None:
     columns += ["80% interval"]
     columns += [f"cost of {tokens_text(found.goal.tokens or BILLION)} tokens"] * costs
     if tokens := found.goal.tokens:
-        columns.append(f"{tokens_text(tokens)} take")
+        columns.append(f"{tokens_text(tokens)} tokens take")
     rows = [list(_cells(row, found, costs=costs)) for row in found.rows]
     whole = [Column(title, cells) for title, *cells in zip(columns, *rows, strict=True)]
     # What has no room in the table is said of each cluster.
@@ -89,7 +89,7 @@ def _cells(row: SizedCluster, found: Sizes, *, costs: bool) -> Iterator[str]:
     if costs:
         each = chosen.cost_per_billion_tokens if chosen else None
         cost = each and each.scaled((found.goal.tokens or BILLION) / BILLION)
-        yield _ranged(cost, "{:,.2f}".format)
+        yield _ranged(cost, lambda price: f"{price:,.{0 if price >= 1000 else 2}f}")
     if found.goal.tokens:
         yield _ranged(chosen.finish_s if chosen else None, rough_duration_text)
 

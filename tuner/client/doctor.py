@@ -210,7 +210,7 @@ def look_at_gpus() -> GpuLook:
     """Starts a process on each GPU, as probes are started, which says whether torch can use it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "workers.look_at_gpus"],
+            [sys.executable, "-P", "-m", "workers.devices"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

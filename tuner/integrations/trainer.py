@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tuner.integrations.reporting import report_step
+from tuner.integrations import report_step
 
 
 class TunerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed

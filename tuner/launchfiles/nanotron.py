@@ -187,7 +187,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "tp_recompute_allgather": parallel.flag("tp_recompute_allgather", default=True),
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
-        "sync_each_batch": False,
+        "sync_each_batch": False,  # it knows nothing else
         "activation_checkpointing": str(
             Checkpointing.FULL if parallel.flag("recompute_layer") else Checkpointing.NONE
         ),
@@ -195,8 +195,6 @@ def read(values: Mapping[str, Any]) -> Found:
     }
     if sizes["tp"] == 1:
         del knobs["tp_recompute_allgather"]  # it does nothing
-    if sizes["dp"] == 1 or steps == 1:
-        del knobs["sync_each_batch"]
     return Found(
         format_name=NAME,
         free=FREE,

@@ -17,6 +17,7 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.script import is_sharded, torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
+from tuner.cost.memory.step import LOSS_PARTS
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
     About,
@@ -312,6 +313,12 @@ def read(values: Mapping[str, Any]) -> Found:
     }
     if batch is None:
         knobs["gradient_accumulation_steps"] = 1
+    # all that ``config_registry.py`` has begin with a loss that is computed part by part
+    usual = LOSS_PARTS if later and "model" in fields else 1
+    if (parts := fields.part("loss").whole("num_chunks", usual)) != 1:
+        knobs["fused_loss"] = True
+        if parts != LOSS_PARTS:
+            fields.pass_over("loss.num_chunks", f"is counted as {LOSS_PARTS} parts", parts)
     wide = str(training.values.get("dtype", "float32")) == "float32"
     half = str(training.values.get("mixed_precision_param", "bfloat16")) == "bfloat16"
     precision = "bf16" if not wide else "bf16_mixed" if half else "fp32"
@@ -351,13 +358,22 @@ def _read_checkpointing(fields: Fields) -> Checkpointing:
     part = fields.part("activation_checkpoint")
     mode = str(part.values.get("mode", "selective")).lower()
     option = str(part.values.get("selective_ac_option", "2"))
-    if mode == "selective" and option == "2":
-        return Checkpointing.EVERY_2
     if mode in ("none", "full"):
         return Checkpointing(mode)
-    effect = "keeps every second matrix product, and is counted as if it kept all: less memory"
-    fields.pass_over("activation_checkpoint", effect, f"{mode} {option}")
-    return Checkpointing.SELECTIVE
+    if mode == "selective" and option in ("0", "1"):  # each layer (``_apply_layer_sac`` of 0.2.2)
+        return Checkpointing.FULL
+    if mode == "selective" and option == "2":
+        return Checkpointing.EVERY_2
+    counted, does, by = Checkpointing.SELECTIVE, "keeps what the compiler chooses", ""
+    if mode == "selective":
+        does, by = "keeps every second matrix product", ", which keeps all: less memory"
+        if option.isdecimal():
+            counted, by = Checkpointing.EVERY_2, ": more memory"
+            does = f"checkpoints one layer in {option[:9]}"
+        mode = f"{mode} {option}" if "mode" in part else f"{mode} {option}, by default"
+    effect = f"{does}, and is counted as activation_checkpointing={counted}{by}"
+    fields.pass_over("activation_checkpoint", effect, mode)
+    return counted
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,8 +387,7 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
             "num_tokens_per_train_step": question.workload.global_batch_size * tokens,
             "enable_cpu_offload": settings.cpu_offload,
         }
-        full = settings.activation_checkpointing is Checkpointing.FULL
-        found["activation_checkpoint"] = {"mode": "full" if full else "none"}
+        found["activation_checkpoint"] = {"mode": str(settings.activation_checkpointing)}
     return found
 
 

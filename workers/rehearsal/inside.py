@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C._distributed_c10d import FakeProcessGroup, Store
 
-from tuner.integrations import reporting
+from tuner import integrations
 from workers.measuring.records import write_json
 from workers.rehearsal import RECORD, SNAPSHOT, integers
 from workers.rehearsal.files import Redirected
@@ -135,7 +135,7 @@ class Rank:
         optimizer: Any = sys.modules["torch.optim.optimizer"]
         optimizer.register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer"))
         optimizer.register_optimizer_step_post_hook(self._after_optimizer)
-        setattr(reporting, "_probe", self)  # noqa: B010
+        setattr(integrations, "_probe", self)  # noqa: B010
         self._when_imported("deepspeed.runtime.engine", self._watch_deepspeed)
         timer = threading.Timer(self._order["seconds"], self._out_of_time)
         timer.daemon = True
@@ -309,7 +309,7 @@ class Rank:
             "patched": self.patched,
             "not_run": list(self.not_run),
             "refused": list(self.refused),
-            "host_bytes": reporting.resident_bytes(),
+            "host_bytes": integrations.resident_bytes(),
             "wall_s": time.monotonic() - self._began,
         }
 

@@ -30,7 +30,7 @@ import psutil
 
 from tuner.core.script import MEETING_HOST, MEETING_PORT, NODE_RANK, Command, Script, why_other
 from tuner.errors import ProbeError
-from tuner.integrations.reporting import PROBE
+from tuner.integrations import PROBE
 from workers.measuring.records import write_json
 from workers.probe.orders import SUPERVISOR_GONE
 

@@ -21,7 +21,7 @@ from tuner.core.script import CONFIGURATION, RESERVED, Command, Launch, command_
 from tuner.core.study import Question, Study
 from tuner.environment import without_secrets
 from tuner.errors import ProbeError
-from tuner.integrations.reporting import DONE, PLAN, seen_path
+from tuner.integrations import DONE, PLAN, seen_path
 from tuner.launchfiles import why_not
 from tuner.launchfiles.accelerate import configuration
 from workers.launchers.base import SILENCE_S, WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why

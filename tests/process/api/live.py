@@ -7,7 +7,7 @@ from functools import partial
 
 import uvicorn
 
-from api.connections import Connections, Protocol
+from api.limits import Connections, Protocol
 
 
 @contextmanager

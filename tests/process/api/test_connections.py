@@ -46,7 +46,7 @@ def test_more_silent_callers_than_files_keep_nobody_else_out(environment, tmp_pa
 @pytest.fixture
 def at_once(monkeypatch):
     """Callers have next to no time for their headers."""
-    monkeypatch.setattr("api.connections.HEADERS_S", 0.05)
+    monkeypatch.setattr("api.limits.HEADERS_S", 0.05)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tuner.integrations.reporting import FORMAT as SCRIPTS_FORMAT
-from tuner.integrations.reporting import Record as ScriptsRecord
+from tuner.integrations import FORMAT as SCRIPTS_FORMAT
+from tuner.integrations import Record as ScriptsRecord
 from workers.probe.errors import (
     NonFiniteLossError,
     OptimizerUnavailableError,

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from api.app import SECURITY_HEADERS
 from api.limits import BODY_S, LONGEST_TARGET
-from api.middleware import SECURITY_HEADERS
 from api.pages.people import PAGE_HEADERS
 from api.sessions import MOST_FIELDS, SESSION, VISIT, cookie
 from api.settings import Settings

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.connections import GRACE_S, NO_FILES, QUIET_S, Complaints, Connections
+from api.limits import GRACE_S, NO_FILES, QUIET_S, Complaints, Connections
 
 
 class One:

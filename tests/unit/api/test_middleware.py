@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.testclient import TestClient
 
-from api.middleware import SECURITY_HEADERS, AccessLog, Heads, SecurityHeaders
+from api.app import SECURITY_HEADERS, AccessLog, Heads, SecurityHeaders
 from tests.unit.api.asgi import HOST, body_of, call, connection, echo
 from tests.unit.api.studies import PREDICTED
 

@@ -4,11 +4,9 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
-from api.app import create_app
-from api.middleware import SECURITY_HEADERS
-from api.pages.paths import is_open, is_page
+from api.app import SECURITY_HEADERS, create_app
 from api.pages.people import PAGE_HEADERS
-from api.security import OPEN_PATHS, SAFE, Requirement
+from api.security import OPEN_PATHS, SAFE, Requirement, is_open, is_page
 from api.sessions import formed
 from api.settings import Settings
 from tests.unit.api.browsers import PAGE, Browser

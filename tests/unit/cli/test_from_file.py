@@ -71,6 +71,7 @@ def test_a_file_is_answered_shown_and_changed(cli, mine):
     said = " ".join(shown.out.partition("Your file: ")[2].split())
     assert "of nanotron batch 64 sequences = 1 x 64 x 1 data-parallel ranks" in said
     assert "today sharding=ddp, tp_size=8, " in said
+    assert "beside it" not in said  # nanotron reduces once a step, whatever a file says
     assert " fits; " in said
     assert " Next the same command with --in-place, which writes it into " in " ".join(
         shown.out.split()

@@ -113,4 +113,4 @@ def test_no_line_is_wider_than_the_terminal(cli, monkeypatch, width):
     assert max(map(len, found.out.splitlines())) <= width
     assert "…" not in found.out
     assert "cost of 1T tokens" in found.out  # in the table, or else under it
-    assert "1T take" in found.out
+    assert "1T tokens take" in found.out

@@ -8,7 +8,7 @@ STEPS = """
 import json
 import torch
 from torch.utils.checkpoint import checkpoint
-from tuner.integrations.reporting import Counts
+from tuner.integrations import Counts
 
 counts = Counts()
 counts.start()

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 GROWS = """
-from tuner.integrations.reporting import ScriptMemory, resident_bytes
+from tuner.integrations import ScriptMemory, resident_bytes
 before = resident_bytes()
 memory = ScriptMemory()
 held = bytearray(b"x") * (64 << 20)

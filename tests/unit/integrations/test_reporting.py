@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tuner.integrations.reporting import PLAN, STEPS
+from tuner.integrations import PLAN, STEPS
 from workers.measuring.records import BadRecord, RankRecord, read_records
 
 PLANNED = {

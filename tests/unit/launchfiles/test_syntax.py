@@ -8,6 +8,7 @@ from tuner.client.values import NotCoveredError
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
+from tuner.launchfiles.files import PYTHON as PYTHON_SYNTAX
 from tuner.launchfiles.files import open_file
 
 PLACE = {"cluster": "8xh100-80gb"}
@@ -162,6 +163,83 @@ def test_torchtitans_context_parallelism_is_read(written):
     asked = asked_of(open_file(path).found, PLACE)
     assert asked.knobs["cp_size"] == 2
     assert asked.arguments["global_batch_size"] == 64
+
+
+def test_one_of_several_configurations_is_to_be_kept(written):
+    """A function that is handed one only helps to make it."""
+    helped = PYTHON + "\n\ndef compiled(config):\n    config.compile.enable = True\n"
+    assert [one.key for one in open_file(written("a.py", helped)).found.uncounted] == [
+        "compile.enable"
+    ]
+    others = (
+        "def other() -> Trainer.Config:\n    return llama3_8b()\n\n\nlast = X(training=T(a=1))\n"
+    )
+    with pytest.raises(UsageError, match=r"one configuration; keep one of ours, other, last$"):
+        open_file(written("a.py", f"{PYTHON}\n\n{others}"))
+
+
+def test_the_last_of_what_a_configuration_says_holds(written):
+    made = "Trainer.Config(training=TrainingConfig(local_batch_size=8, seq_len=4096))"
+    text = f"def ours():\n    config = {made}\n    config.training.local_batch_size = 2\n"
+    opened = open_file(written("a.py", text))
+    assert opened.found.knobs["micro_batch_size"] == 2
+    changed = PYTHON_SYNTAX.edit(text, {"training": {"local_batch_size": 4}})
+    assert changed == text.replace("size = 2", "size = 4")
+
+
+def test_checkpointing_is_written_as_it_is_spelled_there():
+    by_mode = "config.activation_checkpoint = A(mode='selective', selective_ac_option='2')"
+    wanted = {"activation_checkpoint": {"mode": "none", "selective_ac_option": None}}
+    assert PYTHON_SYNTAX.edit(by_mode, wanted) == by_mode.replace("selective'", "none'", 1)
+    with pytest.raises(UsageError, match="no policy for activation_checkpointing=every_2 is"):
+        PYTHON_SYNTAX.edit(PYTHON, {"activation_checkpoint": {"mode": "every_2"}})
+
+
+OPERATORS = (
+    "keeps every second matrix product, and is counted as activation_checkpointing=selective"
+)
+POLICIES = [
+    ("config.activation_checkpoint = SelectiveAC.Config()", "selective", OPERATORS),
+    ("", "selective", OPERATORS),
+    ("config.activation_checkpoint = A(mode='selective')", "selective", OPERATORS),
+    ("config.activation_checkpoint.selective_ac_option = 'op'", "selective", OPERATORS),
+    ("config.activation_checkpoint = MemoryBudgetAC.Config()", "selective", "the compiler chooses"),
+    ("config.activation_checkpoint = A(mode='selective', selective_ac_option='2')", "every_2", ""),
+    ("config.activation_checkpoint.selective_ac_option = '3'", "every_2", "one layer in 3, and is"),
+    ("config.activation_checkpoint.selective_ac_option = '1'", "full", ""),
+    ("config.activation_checkpoint = A(mode='full')", "full", ""),
+    ("config.activation_checkpoint = None", "none", ""),
+    ("config.activation_checkpoint = FullAC.Config(context=None)", "full", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "counted", "told"), POLICIES)
+def test_a_policy_of_operators_is_not_taken_for_every_second_layer(written, line, counted, told):
+    said = "config.activation_checkpoint = FullAC.Config()  # to be safe"
+    found = open_file(written("a.py", PYTHON.replace(said, line))).found
+    assert found.knobs["activation_checkpointing"] == counted
+    effects = [one.effect for one in found.uncounted]
+    assert len(effects) == bool(told)
+    assert all(told in one for one in effects)
+
+
+@pytest.mark.parametrize(
+    ("line", "fused"),
+    [
+        ("", True),  # as what it begins with
+        ("config.loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config())", True),
+        ("config.loss = ChunkedLossWrapper.Config(num_chunks=4)", True),
+        ("config.loss = ChunkedLossWrapper.Config(num_chunks=PARTS)", True),
+        ("config.loss = ChunkedLossWrapper.Config(num_chunks=1)", None),
+        ("config.loss = CrossEntropyLoss.Config()", None),
+    ],
+)
+def test_a_loss_of_parts_is_the_fused_one(written, line, fused):
+    text = PYTHON.replace("    return", f"    {line}\n    return")
+    found = open_file(written("a.py", text)).found
+    assert found.knobs.get("fused_loss") is fused
+    assert [one.key for one in found.uncounted] == ["loss.num_chunks"] * ("=4" in line)
+    assert "fused_loss" not in open_file(written("a.toml", TOML)).found.knobs
 
 
 def _options(parser):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.pages.form import all_wrong, form_of, read_form, texts_of_study
-from api.pages.form_fields import (
+from api.pages.form import (
     CLUSTER,
     CONFIG,
     FRAMEWORK,
@@ -17,7 +16,11 @@ from api.pages.form_fields import (
     MODEL_NAME,
     NODES,
     VERSIONS,
+    all_wrong,
+    form_of,
+    read_form,
     specs,
+    texts_of_study,
 )
 from tests.unit.api.studies import MEASURED, PREDICTED, TINY, WORKLOAD
 from tuner.client.parts import BudgetGiven, WorkloadGiven

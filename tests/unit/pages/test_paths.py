@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.pages.paths import is_page, local_path, wants_page
+from api.security import is_page, local_path, wants_page
 from tests.unit.api.asgi import HOST, connection
 from tests.unit.api.browsers import PAGE
 

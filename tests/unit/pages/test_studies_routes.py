@@ -3,7 +3,7 @@
 import json
 
 from api.app import create_app
-from api.pages.form_fields import CONFIG, FRAMEWORK, GPU, GPUS_PER_NODE, MODEL, MODEL_NAME, NODES
+from api.pages.form import CONFIG, FRAMEWORK, GPU, GPUS_PER_NODE, MODEL, MODEL_NAME, NODES
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import MEASURED, TINY, WORKLOAD, probe, question_of
 from tests.unit.pages.html import read_page

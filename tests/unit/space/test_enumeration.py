@@ -462,10 +462,10 @@ def test_a_batch_that_nothing_makes(ask):
 
 def test_the_verified_model_types_are_those_of_the_probe_program():
     from tuner.space import NO_TENSOR_PARALLEL, NO_TENSOR_PARALLEL_WITH, TENSOR_PARALLEL_MODEL_TYPES
-    from workers.probe.tensor_parallel import plan
+    from workers.probe import tensor_parallel
 
-    assert plan.VERIFIED_MODEL_TYPES == TENSOR_PARALLEL_MODEL_TYPES
-    assert plan._REFUSED.keys() == NO_TENSOR_PARALLEL_WITH.keys()
+    assert tensor_parallel.VERIFIED_MODEL_TYPES == TENSOR_PARALLEL_MODEL_TYPES
+    assert tensor_parallel._REFUSED.keys() == NO_TENSOR_PARALLEL_WITH.keys()
     assert not NO_TENSOR_PARALLEL.keys() & TENSOR_PARALLEL_MODEL_TYPES
 
 

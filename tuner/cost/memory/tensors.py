@@ -18,8 +18,7 @@ from tuner.model.shape import linears
 
 
 class Split(Enum):
-    """Names what tensor parallelism does with a parameter
-    (``workers/probe/tensor_parallel/plan.py``)."""
+    """Names what tensor parallelism does with a parameter (``workers/probe/tensor_parallel/``)."""
 
     ROWS = 0  # along dimension 0: output features, or the vocabulary
     COLUMNS = 1  # along dimension 1: input features

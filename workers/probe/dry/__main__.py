@@ -3,13 +3,12 @@
     python -P -m workers.probe.dry [--limit-s 45] [--wall-s 135] [--jobs 2] <requests >answers
 
 A request is a line of JSON: ``{"id", "class", "spec", "micro_batch_sizes",
-"accumulation_counts"}``, ``spec`` with the fields of ``workers/probe/spec.py``; those with one
-``class``, which may be left out, share the limits of time, and those of shallow copies may have
-``copies`` (``workers/probe/dry/request.py``). Each is answered by a line as soon as it is done, in
-any order: its ``id``, and either ``trace`` (``workers/probe/dry/trace.py``; null where another
-request of the copies runs the whole model) or ``error``. The exit code is 0 when all were answered,
-errors among them, and 1 when the process that started this one has gone, or nobody reads the
-answers: then dry runs are ended at once.
+"accumulation_counts"}`` (``workers/probe/spec.py``); those with one ``class``, which may be left
+out, share the limits of time, and those of shallow copies may have ``copies``. Each is answered by
+a line as soon as it is done, in any order: its ``id``, and either ``trace``
+(``workers/probe/dry/trace.py``; null where another request of the copies runs the whole model) or
+``error``. The exit code is 0 when all were answered, errors among them, and 1 when the process that
+started this one has gone, or nobody reads the answers: then dry runs are ended at once.
 """
 
 import argparse

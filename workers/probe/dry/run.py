@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from workers.probe.checkpointing import host_bytes
 from workers.probe.dry.fake import FakeMode
 from workers.probe.dry.ledger import LOSS, Category, Ledger, Progress, Segment
-from workers.probe.dry.request import Request
 from workers.probe.dry.substitutes import substituted, with_numbers
 from workers.probe.dry.trace import (
     AFTER,
@@ -31,7 +30,7 @@ from workers.probe.dry.work import Work, work_of
 from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
 from workers.probe.optimizers import in_host_memory
 from workers.probe.quantized import scales
-from workers.probe.spec import Spec
+from workers.probe.spec import Request, Spec
 from workers.probe.stack import Stack, build_stack, optimizer_step
 from workers.probe.tracker import INSTRUMENT, Phase
 

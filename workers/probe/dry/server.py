@@ -33,9 +33,9 @@ from typing import Any
 from torch._ops import OpOverload
 
 from workers.probe.dry.ledger import Progress
-from workers.probe.dry.request import id_and_class, parse_request
 from workers.probe.dry.run import DryRun
 from workers.probe.group import join_fake_group
+from workers.probe.spec import id_and_class, parse_request
 from workers.probe.tensor_parallel import UnsupportedByTensorParallel
 
 # Errors by which code says that it does not know what to do with values: with the configuration and

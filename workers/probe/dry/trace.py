@@ -16,9 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 from workers.probe.collectives import Call, overlaps, summarize
 from workers.probe.ddp import assigned, bytes_of
 from workers.probe.dry.ledger import Category, Change, Ledger, Log, Segment, category_of
-from workers.probe.dry.request import Request
 from workers.probe.record import versions
-from workers.probe.spec import Spec
+from workers.probe.spec import Request, Spec
 from workers.probe.stack import Stack
 from workers.probe.tracker import rounded
 

@@ -6,8 +6,7 @@ import pytest
 from tuner.errors import UsageError
 from workers.launchers.base import WATCH_FD, Job
 from workers.launchers.ray import launcher
-from workers.launchers.ray.driver import alike
-from workers.launchers.ray.job import Node, NotPlacedError, bundle
+from workers.launchers.ray.driver import Node, NotPlacedError, alike, bundle
 from workers.launchers.ray.launcher import RayDriver, environment
 from workers.launchers.ray.node import changed_files, moved, write_files
 
