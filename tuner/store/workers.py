@@ -37,16 +37,14 @@ START_TOLERANCE_S = 2.0
 # Part of a lease in which a worker of which nothing is heard has missed two renewals.
 SILENT = 1 / 3
 
-# The ends of the last and the first lease of a study's probes, and the last sign of the worker that
-# is at it.
-_ITS_LEASES = (ProbeRow.study_id == StudyRow.id, AttemptRow.state == AttemptState.RUNNING)
-_HELD_UNTIL, _FIRST_UNTIL = (
-    select(end(AttemptRow.lease_until))
+# The end of the last lease of a study's probes, and the last sign of the worker that is at it. Each
+# lease is renewed by itself: an earlier end of another tells of no silence.
+_HELD_UNTIL = (
+    select(func.max(AttemptRow.lease_until))
     .join(ProbeRow, ProbeRow.id == AttemptRow.probe_id)
-    .where(*_ITS_LEASES)
+    .where(ProbeRow.study_id == StudyRow.id, AttemptRow.state == AttemptState.RUNNING)
     .correlate(StudyRow)
     .scalar_subquery()
-    for end in (func.max, func.min)
 )
 _SEEN_AT = select(func.max(WorkerRow.seen_at)).where(
     WorkerRow.identity == StudyRow.worker, WorkerRow.stopped_at.is_(None)
@@ -57,7 +55,6 @@ _RUNNING = select(
     StudyRow.worker,
     StudyRow.worker_seen_at,
     _HELD_UNTIL.label("held_until"),
-    _FIRST_UNTIL.label("first_until"),
     _SEEN_AT.correlate(StudyRow).scalar_subquery().label("seen_at"),
     UtcNow().label("now"),
 ).where(StudyRow.state == StudyState.RUNNING)
@@ -234,7 +231,7 @@ def read_silent(
             sign = max(filter(None, (row.seen_at, row.worker_seen_at)), default=row.asked_at)
         if sign + patience <= row.now if is_alive is None else not is_alive:
             silent[row.id] = Silence(since=sign, has_left=True)
-        elif row.first_until and (found := silence_of(row.first_until, row.now)):
+        elif row.held_until and (found := silence_of(row.held_until, row.now)):
             silent[row.id] = found
     return silent
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from tests.unit.store.conftest import ELSEWHERE
+from tests.unit.store.conftest import ELSEWHERE, enter
 from tuner.core import lease
 from tuner.core.study import ProbeState, StudyState
 from tuner.machine import Machine, ReportedGpu
@@ -146,6 +146,21 @@ def test_a_worker_that_missed_two_renewals_is_told_of_before_its_lease_ends(stor
     assert store.beat(claim)
     assert store.status(claim.study_id) == before
     assert store.moments(store.study(claim.study_id)).silent == {}
+
+
+def test_a_worker_that_renews_any_of_its_leases_is_heard_of(store, claim, worker, requests):
+    enter(store, store.study(claim.study_id), requests(2)[1:])
+    other = store.claim(claim.study_id, worker)
+    with store.transactions.write() as session:
+        now = module.clock(session)
+        until = now + timedelta(seconds=lease.LEASE_S / 2)
+        for one, end in ((claim, until), (other, until - timedelta(seconds=9))):
+            its = update(AttemptRow).where(AttemptRow.id == one.attempt_id)
+            session.execute(its.values(lease_until=end))
+    reason = store.status(claim.study_id).reason
+    assert reason.endswith(f"is given up at {until:%H:%M:%S}"), "by the lease that was renewed last"
+    assert store.beat(other)
+    assert store.status(claim.study_id).reason == ""
 
 
 def test_a_worker_elsewhere_that_gives_signs_is_at_its_study_between_probes(
