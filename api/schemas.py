@@ -126,6 +126,10 @@ class Launch(Answered):
         description="Knobs that no field of the files holds, as `name=value`: the training script"
         " must set them, as the files' comments show."
     )
+    beside: dict[str, list[str]] = Field(
+        default={},
+        description="What else the files cannot say, by file; below a text's first line is code.",
+    )
 
 
 class Suggestion(Answered):

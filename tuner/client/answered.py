@@ -218,12 +218,10 @@ class Answered:
     @property
     def beside(self) -> Mapping[str, tuple[str, ...]]:
         """What no file that is written can say, by its path; below a text's first line is code."""
-        best = self.suggestion.best
-        if self.why_none is not None or best is None:
+        if self.why_none is not None:
             return {}
-        said = {t.path: FORMATS[t.format_name].beside for t in self.targets}
-        found = {str(p): say(self.study.question, best.settings) for p, say in said.items()}
-        return {path: texts for path, texts in found.items() if texts}
+        said, paths = self.suggestion.launch["beside"], (str(one.path) for one in self.targets)
+        return {path: tuple(said[path]) for path in paths if path in said}
 
     def write(self) -> None:
         for path, text in self.files.items():
@@ -342,18 +340,20 @@ def with_launch(
         named = [(name, FORMATS[name].file_name) for name in names[:1]]
     of_study = suggestion.study_id, suggestion.state
     files = {path: exported(name, question, best, *of_study, path) for name, path in named}
+    formats = {path: name for name, path in named}
     if script is not None:  # its command, with the settings filled in
         path = dict(named).get("accelerate", CONFIGURATION)
-        return replace(suggestion, launch=script_launch(question, best.settings, path, files))
-    formats = {path: name for name, path in named}
+        launch = script_launch(question, best.settings, path, files)
+        launch["beside"] = beside_of(question, best.settings, formats)
+        return replace(suggestion, launch=launch)
     return replace(suggestion, launch=launch_of(question, best.settings, files, formats))
 
 
 def launch_of(
     question: Question, settings: Settings, files: Mapping[str, str], formats: Mapping[str, str]
 ) -> dict[str, object]:
-    """The command that reads the first of ``files`` that can be started, these, and the knobs that
-    none of their fields holds."""
+    """The command that reads the first of ``files`` that can be started, these, the knobs that none
+    of their fields holds, and what else they cannot say."""
     known = {path: FORMATS[formats[path]] for path in files}
     commands = (one.argv(question, path) for path, one in known.items() if one.argv is not None)
     sets = (name for one in known.values() for name in one.script_sets(question, settings))
@@ -361,7 +361,16 @@ def launch_of(
         "argv": list(next(commands, torchrun(question.cluster, "SCRIPT.py"))),
         "files": dict(files),
         "script_sets": list(dict.fromkeys(sets)),
+        "beside": beside_of(question, settings, formats),
     }
+
+
+def beside_of(
+    question: Question, settings: Settings, formats: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """What files of these formats cannot say, by path."""
+    said = {path: FORMATS[name].beside(question, settings) for path, name in formats.items()}
+    return {path: list(texts) for path, texts in said.items() if texts}
 
 
 def exported(

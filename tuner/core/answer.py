@@ -13,7 +13,7 @@ from tuner.core.quantity import Provenance
 MOST_ALTERNATIVES = 5
 
 # Of an answer that says nothing of it.
-NO_LAUNCH: Mapping[str, Any] = {"argv": [], "files": {}, "script_sets": []}
+NO_LAUNCH: Mapping[str, Any] = {"argv": [], "files": {}, "script_sets": [], "beside": {}}
 
 # The public name of an evaluation in an answer.
 Candidate = Evaluation
@@ -76,8 +76,9 @@ class Suggestion:
     """What the sentences say, one each, as plain values: ``kind``, and numbers with units."""
     loss_kernel: str = ""  # what computes a fused loss; empty where a script of the user's own does
     launch: Mapping[str, Any] = field(default_factory=lambda: {**NO_LAUNCH})
-    """How to launch the best: ``argv``, the ``files`` that it reads, by name, and ``script_sets``,
-    the knobs that the training script must set itself, as ``name=value``."""
+    """How to launch the best: ``argv``, the ``files`` that it reads, by name, ``script_sets``, the
+    knobs that the training script must set itself, as ``name=value``, and ``beside``, what else a
+    file cannot say, by its name; below a text's first line is code."""
 
     @property
     def provenance(self) -> Provenance:

@@ -54,7 +54,14 @@ def test_torch_is_launched_by_torchrun(study):
     torch = replace(study, question=replace(study.question, framework=framework("torch")))
     launch = with_launch(answer(torch), torch.question).launch
     argv = ["torchrun", "--standalone", "--nproc-per-node", "2", "SCRIPT.py"]
-    assert launch == {"argv": argv, "files": {}, "script_sets": []}
+    assert launch == {"argv": argv, "files": {}, "script_sets": [], "beside": {}}
+
+
+def test_what_files_cannot_say_goes_with_them(study):
+    files = [("accelerate", "a.yaml"), ("sbatch", "b.sh")]
+    ((path, (said,)),) = with_launch(answer(study), study.question, files).launch["beside"].items()
+    assert path == "a.yaml"
+    assert said.startswith("NOT FOR A CPU: accelerate ignores FSDP on a CPU")
 
 
 def test_what_a_script_must_set_is_that_of_all_files(study):

@@ -99,7 +99,7 @@ def test_the_json_object_is_the_promised_one():
     )
     assert values["space"] == {"legal": 46, "predicted_to_fit": 40}
     assert values["cost"] == {"wall_s": 9.0, "gpu_s": 18.0}
-    assert values["launch"] == {"argv": [], "files": {}, "script_sets": []}
+    assert values["launch"] == {"argv": [], "files": {}, "script_sets": [], "beside": {}}
 
 
 def test_a_fused_loss_is_told_with_what_computes_it():
@@ -136,7 +136,7 @@ def test_what_was_sent_is_read_again():
         alternatives=(candidate(), predicted),
         **MORE,
         facts=({"kind": "no_other"},),
-        launch={"argv": ["a"], "files": {"b": "c"}, "script_sets": ["d=1"]},
+        launch={"argv": ["a"], "files": {"b": "c"}, "script_sets": ["d=1"], "beside": {"b": ["e"]}},
     )
     assert Suggestion.from_dict(json.loads(json.dumps(whole.as_dict()))) == whole
     none = suggestion(best=None)
