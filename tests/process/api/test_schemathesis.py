@@ -28,6 +28,9 @@ NOT_LOOKED_AT = [
     checks.use_after_free,  # DELETE cancels a study, which stays to be seen
 ]
 STEPS = 10
+TOO_LONG = 414
+"""Of path and query together, before a route is looked for: a text in them may be shorter than it
+may be by itself."""
 
 
 @contextmanager
@@ -90,6 +93,8 @@ def explore(folder, sequences):
                 sent[response.status_code] += 1
 
             def validate_response(self, response, case, **more):
+                if response.status_code == TOO_LONG:  # which no route's document tells
+                    return
                 case.validate_response(
                     response, excluded_checks=NOT_LOOKED_AT, transport_kwargs=more
                 )
