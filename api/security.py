@@ -2,7 +2,8 @@
 
 Every path needs a key but :data:`OPEN_PATHS` and those of :func:`is_open`, whether there is a route
 or not: a middleware asks for it, so that no route can forget to. Routes name the scope that they
-need: ``caller: Reader``. Whoever signed in has a cookie instead, enough for a page.
+need: ``caller: Reader``. Whoever signed in has a cookie instead, enough for a page; which paths are
+pages, and which of them may be gone to, is told here too.
 """
 
 import asyncio

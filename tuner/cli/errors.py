@@ -78,14 +78,18 @@ def _initials(words: Sequence[str]) -> str:
 _CALLED_ELSEWHERE = {
     **dict.fromkeys(("--method", "--lora", "--qlora", "--peft"), "--adapter"),
     **dict.fromkeys(("--gpu", "--gpus", "--nodes", "--hardware"), "--cluster"),
-    **dict.fromkeys(("--max-length", "--context-length", "--block-size"), "--sequence-length"),
-    "--dtype": "--precision",
-}
+    **dict.fromkeys(
+        ("--max-length", "--max-seq-len", "--max-seq-length", "--context-length", "--block-size"),
+        "--sequence-length",
+    ),
+    "--dtype": "--precision", "--bs": "--global-batch-size",
+}  # fmt: skip
 
 
 def _other_option(name: str, context: Any) -> str:
     """Says that there is no such option, with those that it may stand for: ``--gbs`` has the
-    initials of --global-batch-size, ``--seq-len`` begins its words, and others are mistyped."""
+    initials of --global-batch-size, ``--seq-len`` begins its words, others are mistyped, or what
+    other programs call it."""
     params = context.command.params if context else ()
     known = [one for param in params for one in param.opts if one.startswith("--")]
     given = name.lstrip("-").lower().replace("_", "-").split("-")
@@ -100,7 +104,8 @@ def _other_option(name: str, context: Any) -> str:
         return len(name[2:]) >= LEAST and all(any(w.startswith(one) for w in left) for one in given)
 
     found = [one for one in known if stands_for(one) or one == _CALLED_ELSEWHERE.get(name)]
-    found = found or get_close_matches(name, known, cutoff=LIKE)
+    if not found and len(name[2:]) >= LEAST:
+        found = get_close_matches(name, known, cutoff=LIKE)
     hint = f" (did you mean {', '.join(found[:3])}?)" if found else ""
     return f"No such option: {name}{hint}"
 

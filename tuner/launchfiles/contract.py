@@ -218,7 +218,7 @@ def lacking(
         f" cp_size={settings.cp_size}; take the format accelerate or torchtitan, or ask again with"
         " --knob cp_size=1",
         "fused_loss": settings.fused_loss
-        and f"{launcher} cannot be told to compute the loss part by part, and these settings have"
+        and f"no loss of parts is written for {launcher}, and these settings have"
         " fused_loss=true; ask again with --knob fused_loss=false",
         "adapters": (work.adapter is not None or bool(work.frozen))
         and f"no {'adapter is' if work.adapter else 'frozen parts are'} written for {launcher}, and"

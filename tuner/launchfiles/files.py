@@ -4,7 +4,6 @@ YAML and JSON, TOML, flags of a command and Python are each parsed into nested f
 in their own text, of which all else stays.
 """
 
-import ast
 import json
 import os
 import re
@@ -35,10 +34,11 @@ from tuner.launchfiles import (
     trainer,
 )
 from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment, variables
-from tuner.launchfiles.editing import edited, spliced
+from tuner.launchfiles.editing import edited
 from tuner.launchfiles.fields import Found, Reader
 from tuner.launchfiles.filled import FILE
 from tuner.launchfiles.flags import edit_flags, parse_flags, refuse_launched
+from tuner.launchfiles.python_syntax import edit_python, parse_python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,117 +77,10 @@ def _put(table: Any, wanted: Mapping[str, Any]) -> None:
             table[name] = value
 
 
-# Objects of a configuration in Python whose fields are looked at, and two that are looked at whole:
-# what they say, by field. Until June 2026 checkpointing was an object with a ``mode``.
-_SECTIONS = ("training", "parallelism", "compile")
-CHECKPOINT = "activation_checkpoint"
-_WHOLE = {CHECKPOINT: "mode", "loss": "num_chunks"}
-_POLICIES = {"FullAC": "full", "MemoryBudgetAC": "memory_budget"}
-
-
-def _nodes(tree: ast.AST) -> list[tuple[str, str, ast.expr]]:
-    """Section, field and value of what a configuration says: ``training=Config(field=value)`` and
-    ``config.training.field = value``, as they stand there one after the other."""
-    found: list[tuple[str, str, ast.expr]] = []
-    for node in ast.walk(tree):
-        said = [(one.arg, one.value) for one in node.keywords] if isinstance(node, ast.Call) else []
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            _, section, *field = ast.unparse(node.targets[0]).split(".")
-            said = [] if field else [(section, node.value)]
-            if len(field) == 1 and section in (*_SECTIONS, CHECKPOINT):
-                found.append((section, field[0], node.value))
-        for name, value in said:
-            inner = value.keywords if isinstance(value, ast.Call) else []
-            if name in _SECTIONS or (name == CHECKPOINT and "mode" in {k.arg for k in inner}):
-                found += ((name, one.arg, one.value) for one in inner if one.arg)
-            elif name in _WHOLE:
-                found.append((name, _WHOLE[name], value))
-    return sorted(found, key=lambda one: (one[2].lineno, one[2].col_offset))
-
-
-def _configurations(tree: ast.Module) -> list[str]:
-    """Names of what is a configuration by itself: functions that need no argument, and variables;
-    other functions help to make one."""
-    found = {}
-    for one in tree.body:
-        if isinstance(one, ast.FunctionDef):
-            returned = ast.unparse(one.returns) if one.returns else ""
-            is_one = returned.strip("'").endswith("Trainer.Config") or _nodes(one)
-            found[one.name] = is_one and len(one.args.args) == len(one.args.defaults)
-        elif isinstance(one, ast.Assign | ast.AnnAssign) and _nodes(one):
-            target = one.target if isinstance(one, ast.AnnAssign) else one.targets[0]
-            found[ast.unparse(target).partition(".")[0]] = True
-    return [name for name, is_one in found.items() if is_one]
-
-
-def _literal(node: ast.expr) -> Any:
-    """A number, also of a product, a truth or a text; ``None`` of anything else."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = _literal(node.left), _literal(node.right)
-        return left * right if isinstance(left, int) and isinstance(right, int) else None
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-def _parse_python(text: str) -> dict[str, Any]:
-    tree, found = ast.parse(text), dict[str, Any]()
-    if len(names := _configurations(tree)) > 1:
-        allowed = f"must have one configuration; keep one of {', '.join(names)[:1000]}"
-        raise UsageError("file", "Python", allowed)
-    for section, field, node in _nodes(tree):
-        value = _literal(node)
-        if section in _WHOLE and field == _WHOLE[section] and not isinstance(value, str):
-            word = ast.unparse(node)
-            if section == CHECKPOINT:
-                modes = (mode for policy, mode in _POLICIES.items() if policy in word)
-                value = "none" if word == "None" else next(modes, "selective")
-            else:  # ChunkedLossWrapper, which was ChunkedCELoss until June 2026
-                given = node.keywords if isinstance(node, ast.Call) else []
-                said = {one.arg: _literal(one.value) for one in given}
-                value = (said.get("num_chunks") or 8) if "Chunked" in word else 1
-        if value is not None:
-            found.setdefault(section, {})[field] = value
-    # what the function begins with, or what its model is made by
-    named = re.search(r"\b(?P<name>llama3|qwen3)_(?P<flavor>\d+(?:_\d+)?b)\b", text)
-    if found and named:
-        flavor = named["flavor"].upper().replace("_", ".")
-        found["model"] = {"name": named["name"], "flavor": flavor}
-    if found:  # where a policy does not say how often, it is of operators
-        found.setdefault(CHECKPOINT, {}).setdefault("selective_ac_option", "op")
-    return found
-
-
-def _edit_python(text: str, wanted: Mapping[str, Any]) -> str:
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line.encode()))
-    data, pieces, left = text.encode(), [], dict(wanted)
-    for section, field, node in reversed(_nodes(ast.parse(text))):  # the last one holds
-        values = left.get(section)
-        if isinstance(values, Mapping) and field in values:
-            value = values[field]
-            start = starts[node.lineno - 1] + node.col_offset
-            assert node.end_lineno is not None
-            assert node.end_col_offset is not None
-            end = starts[node.end_lineno - 1] + node.end_col_offset
-            is_policy = section == CHECKPOINT and not isinstance(_literal(node), str)
-            spelled = torchtitan.POLICIES.get(value) if is_policy else repr(value)
-            if spelled is None:
-                allowed = f"no policy for activation_checkpointing={value} is written into it"
-                raise UsageError("file", "Python", allowed)
-            if value is not None:  # of a field that goes, what is left says nothing
-                pieces.append((start, end, spelled))
-            left[section] = {name: one for name, one in values.items() if name != field}
-    if missing := [f"{section}.{name}" for section, values in left.items() for name in values]:
-        allowed = f"says nothing of {', '.join(missing)}: write them there first"
-        raise UsageError("file", "Python", allowed)
-    whole = [(len(data[:a].decode()), len(data[:b].decode()), new) for a, b, new in pieces]
-    return spliced(text, whole)
-
-
 YAML = Syntax(name="YAML", parse=yaml.safe_load, edit=edited)
 TOML = Syntax(name="TOML", parse=tomllib.loads, edit=_edit_toml)
 FLAGS = Syntax(name="flags", parse=parse_flags, edit=edit_flags)
-PYTHON = Syntax(name="Python", parse=_parse_python, edit=_edit_python)
+PYTHON = Syntax(name="Python", parse=parse_python, edit=edit_python)
 _BY_ENDING = {".toml": TOML, ".py": PYTHON, ".sh": FLAGS, ".bash": FLAGS, ".sbatch": FLAGS}
 
 
@@ -331,7 +224,8 @@ def read_text(
             why = " ".join(str(error).split())[:200] or "it is too complex"
             raise UsageError("file", path, f"is not {syntax.name}: {why}") from error
         _check_few(values, path)
-    if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
+    is_torchtitans = "training" in values if syntax is TOML else syntax is PYTHON and bool(values)
+    if format_name is None and is_torchtitans:
         format_name = torchtitan.NAME
     elif syntax is FLAGS and told is None:
         refuse_launched(text)

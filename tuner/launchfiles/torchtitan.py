@@ -54,6 +54,14 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
 _REGISTERED = frozenset({
     "llama3_8b", "llama3_70b", "llama3_405b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b",
 })  # fmt: skip
+# What those of them say that their models do not run without, by section and field (August 2026).
+_FULL: Mapping[str, Mapping[str, Any]] = {"activation_checkpoint": {"mode": "full"}}
+_FULL_OF_8: Mapping[str, Mapping[str, Any]] = {
+    **_FULL, "parallelism": {"tensor_parallel_degree": 8},
+}  # fmt: skip
+BASES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "llama3_70b": _FULL_OF_8, "llama3_405b": _FULL_OF_8, "qwen3_14b": _FULL, "qwen3_32b": _FULL,
+}  # fmt: skip
 # What newer versions say in Python of activation checkpointing.
 POLICIES = {Checkpointing.NONE: "None", Checkpointing.FULL: "FullAC.Config()"}
 
@@ -295,12 +303,7 @@ def read(values: Mapping[str, Any]) -> Found:
     given = None if training.values.get(whole) == -1 else training.whole(whole)
     if given is not None:
         batch = given // length if later else given
-    copies = parallel.whole("data_parallel_replicate_degree", 1) or 1
-    shards = parallel.values.get("data_parallel_shard_degree", -1)
-    keeps = str(parallel.values.get("fsdp_reshard_after_forward", "default")) == "never"
-    kind = Sharding.SHARD_GRAD_OP if keeps else Sharding.FULL_SHARD
-    if copies > 1:
-        kind = Sharding.DDP if shards == 1 else Sharding.HYBRID_SHARD
+    kind, copies, shards = _read_sharding(parallel)
     knobs: dict[str, Any] = {
         "sharding": str(kind),
         "tp_size": parallel.whole("tensor_parallel_degree", 1),
@@ -313,12 +316,11 @@ def read(values: Mapping[str, Any]) -> Found:
     }
     if batch is None:
         knobs["gradient_accumulation_steps"] = 1
-    # all that ``config_registry.py`` has begin with a loss that is computed part by part
-    usual = LOSS_PARTS if later and "model" in fields else 1
-    if (parts := fields.part("loss").whole("num_chunks", usual)) != 1:
+    if (parts := _read_loss(fields, is_new=later)) > 1:
         knobs["fused_loss"] = True
         if parts != LOSS_PARTS:
             fields.pass_over("loss.num_chunks", f"is counted as {LOSS_PARTS} parts", parts)
+    _note_base(fields, micro, length)
     wide = str(training.values.get("dtype", "float32")) == "float32"
     half = str(training.values.get("mixed_precision_param", "bfloat16")) == "bfloat16"
     precision = "bf16" if not wide else "bf16_mixed" if half else "fp32"
@@ -352,6 +354,46 @@ def read(values: Mapping[str, Any]) -> Found:
         else None,
         uncounted=tuple(fields.uncounted),
     )
+
+
+def _read_sharding(parallel: Fields) -> tuple[Sharding, int, int]:
+    """How it shards, and its two sizes: copies, and shards of each, -1 for all that is left."""
+    copies = parallel.whole("data_parallel_replicate_degree", 1) or 1
+    shards = -1
+    if parallel.values.get("data_parallel_shard_degree") != -1:
+        shards = parallel.whole("data_parallel_shard_degree", -1) or -1
+    keeps = str(parallel.values.get("fsdp_reshard_after_forward", "default")) == "never"
+    kind = Sharding.SHARD_GRAD_OP if keeps else Sharding.FULL_SHARD
+    if copies > 1:
+        kind = Sharding.DDP if shards == 1 else Sharding.HYBRID_SHARD
+    return kind, copies, shards
+
+
+def _note_base(fields: Fields, micro: int, length: int) -> None:
+    """Says what is not read of a registered configuration that a file begins with."""
+    training, base = fields.part("training"), fields.values.get("base")
+    said = {"local_batch_size": (_LATER, micro), "seq_len": ("max_context_length", length)}
+    for name, (later, counted) in said.items():
+        if base and name not in training and later not in training:
+            fields.pass_over(f"training.{name}", f"is {base}'s own, and counted as {counted}")
+
+
+def _read_loss(fields: Fields, *, is_new: bool) -> int:
+    """The parts in which a loss is computed; 1 for one of whole logits."""
+    loss, base = fields.part("loss"), fields.values.get("base")
+    if "other" in loss:
+        fields.pass_over(
+            "loss", "is counted as cross-entropy of whole logits", loss.values["other"]
+        )
+    is_unsaid = bool(base) and not loss.values
+    # Registered configurations have begun with a loss of parts since April 2026; what this one says
+    # of checkpointing is as old as June's, and of the batch as August's.
+    is_new = is_new or "policy" in fields.part("activation_checkpoint")
+    if is_unsaid and not is_new:
+        effect = "is its own: computed part by part in newer versions, and counted as whole logits"
+        fields.pass_over("loss", effect, f"{base}()")
+    chunked = loss.flag("chunked", is_unsaid and is_new)
+    return loss.whole("num_chunks", LOSS_PARTS if chunked else 1) or 1
 
 
 def _read_checkpointing(fields: Fields) -> Checkpointing:

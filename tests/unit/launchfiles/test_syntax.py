@@ -174,8 +174,61 @@ def test_one_of_several_configurations_is_to_be_kept(written):
     others = (
         "def other() -> Trainer.Config:\n    return llama3_8b()\n\n\nlast = X(training=T(a=1))\n"
     )
-    with pytest.raises(UsageError, match=r"one configuration; keep one of ours, other, last$"):
+    with pytest.raises(UsageError, match=r"3 configurations.*keep one of ours, other, last$"):
         open_file(written("a.py", f"{PYTHON}\n\n{others}"))
+
+
+HELPERS = {
+    "called": "def base():\n    return Trainer.Config(training=T(local_batch_size=9))\n\n\n",
+    "started": "def main():\n    Trainer(config=ours(), loss=None).train()\n\n\n",
+    "logged": "log(loss='mean')\nmetrics = M(loss=other)\n\n\n",
+}
+
+
+@pytest.mark.parametrize("kind", ["called", "started", "logged"])
+def test_what_a_file_says_beside_its_configuration_is_not_of_it(written, kind):
+    """A function that another one calls is no configuration by itself, wherever it stands."""
+    ours = PYTHON.replace("llama3_8b()", "base()") if kind == "called" else PYTHON
+    for text in (HELPERS[kind] + ours.split("\n\n", 1)[1], f"{ours}\n\n{HELPERS[kind]}"):
+        found = open_file(written("a.py", text)).found
+        assert found.knobs["micro_batch_size"] == 1
+        assert found.knobs.get("fused_loss") is (None if kind == "called" else True)
+    only = PYTHON_SYNTAX.parse(
+        "config = Trainer.Config(validator=V(training=T(a=1)), compile=C(enable=True))"
+    )
+    assert only["compile"] == {"enable": True}
+    assert "training" not in only
+
+
+def test_what_a_registered_configuration_says_is_read_as_far_as_it_decides(written):
+    text = PYTHON.replace("llama3_8b", "llama3_70b").replace(
+        "    config.activation_checkpoint = FullAC.Config()  # to be safe\n", ""
+    ).replace("    config.training.max_context_length = 4096\n", "")  # fmt: skip
+    found = open_file(written("a.py", text)).found
+    assert (found.knobs["tp_size"], found.knobs["activation_checkpointing"]) == (8, "full")
+    assert [(one.key, one.effect) for one in found.uncounted] == [
+        ("training.seq_len", "is llama3_70b's own, and counted as 2048")
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["config.training.enable_cpu_offload = OURS", "config.training.max_context_length *= 2"]
+)
+def test_what_is_no_plain_value_is_refused_where_it_counts(written, line):
+    text = PYTHON.replace("    return", f"    config.training.{line}\n    return")
+    with pytest.raises(UsageError, match="must be"):
+        open_file(written("a.py", text))
+
+
+def test_a_policy_that_is_not_imported_is_not_written():
+    text = "config.activation_checkpoint = SelectiveAC.Config()\n"
+    with pytest.raises(UsageError, match="import FullAC there first"):
+        PYTHON_SYNTAX.edit(text, {"activation_checkpoint": {"mode": "full"}})
+
+
+def test_a_module_of_torchtitans_that_says_nothing_of_training_is_torchtitans(written):
+    text = "parallelism.tensor_parallel_degree = 2\nconfig.activation_checkpoint = FullAC.Config()"
+    assert open_file(written("a.py", f"config.{text}\n")).found.format_name == "torchtitan"
 
 
 def test_the_last_of_what_a_configuration_says_holds(written):
@@ -232,6 +285,9 @@ def test_a_policy_of_operators_is_not_taken_for_every_second_layer(written, line
         ("config.loss = ChunkedLossWrapper.Config(num_chunks=PARTS)", True),
         ("config.loss = ChunkedLossWrapper.Config(num_chunks=1)", None),
         ("config.loss = CrossEntropyLoss.Config()", None),
+        ("config.loss.num_chunks = 1", None),
+        ("config.loss = replace(config.loss, num_chunks=8)", True),
+        ('config.loss = getattr(config.loss, "loss_fn", config.loss)', None),
     ],
 )
 def test_a_loss_of_parts_is_the_fused_one(written, line, fused):
