@@ -69,8 +69,8 @@ def main() -> int:
     as_json = given.pop("json")
     signal.signal(signal.SIGTERM, _end)
     sys.setswitchinterval(SWITCH_S)
-    # One thread computes at a time (answers.py), of matrices too small for several: more would wait
-    # for each other, and half as much processor time again went into that.
+    # One thread computes at a time (answers.py), of matrices too small for several, which would
+    # wait for each other: a page of 500 probes takes 0.17 s of processor with one, 0.23 with two.
     threadpool_limits(limits=1, user_api="blas")
     try:
         set_up_logs("api")

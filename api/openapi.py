@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from api import EXAMPLES
 from api.events import EventSent
+from api.limits import LONGEST_TARGET
 from api.problems import CODES, MEDIA_TYPE, TYPE, Problem, title_of
 from api.security import Reader
 from tuner.client.cases.reading import CaseGiven
@@ -26,6 +27,7 @@ DETAILS: Mapping[int, str] = {
     404: "there is no study st-5c1f0a9be2d4",
     409: "study st-5c1f0a9be2d4 is done already",
     413: "a body may have 262144 bytes",
+    414: f"path and query may be of {LONGEST_TARGET} bytes together",
     415: "the body must be application/json",
     422: EXAMPLES["problem"]["detail"],
     429: "too many requests",
@@ -33,7 +35,7 @@ DETAILS: Mapping[int, str] = {
 }
 
 # Problems that every route under a key may answer with.
-EVERYWHERE = (400, 401, 403, 429, 503)
+EVERYWHERE = (400, 401, 403, 414, 429, 503)
 # Headers that problems come with.
 HEADERS: Mapping[int, str] = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 # Operations that answer within the limits of a caller, or not at all.

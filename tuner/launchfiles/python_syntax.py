@@ -163,6 +163,19 @@ def parse_python(text: str) -> dict[str, Any]:
     return {**found, "base": base} if base else found
 
 
+def _policy(mode: str, text: str) -> str:
+    """How a policy of checkpointing is spelled in a text that imports it."""
+    spelled = {str(one): how for one, how in torchtitan.POLICIES.items()}.get(mode)
+    if spelled is None:
+        allowed = f"no policy for activation_checkpointing={mode} is written into it"
+        raise UsageError("file", "Python", allowed)
+    name = spelled.partition(".")[0]
+    if name != "None" and not re.search(rf"\b{name}\b", text):
+        allowed = f"says nothing of {name}: import it there first, from torchtitan"
+        raise UsageError("file", "Python", allowed)
+    return spelled
+
+
 def edit_python(text: str, wanted: Mapping[str, Any]) -> str:
     """Put changes into a text; of a field that goes, what is left says nothing.
 
@@ -183,12 +196,7 @@ def edit_python(text: str, wanted: Mapping[str, Any]) -> str:
             end = starts[node.end_lineno - 1] + node.end_col_offset
             spelled = repr(value)
             if section == _CHECKPOINT and not written:
-                spelled = torchtitan.POLICIES.get(value, "")
-                name = spelled.partition(".")[0]
-                if not re.search(rf"\b{name or '$^'}\b", text) and spelled != "None":
-                    allowed = f"no policy for activation_checkpointing={value} is written into it"
-                    allowed += f"; import {name} there first" if name else ""
-                    raise UsageError("file", "Python", allowed)
+                spelled = _policy(value, text)
             if value is not None:
                 pieces.append((start, end, spelled))
             left[section] = {name: one for name, one in values.items() if name != field}

@@ -222,7 +222,7 @@ def test_what_is_no_plain_value_is_refused_where_it_counts(written, line):
 
 def test_a_policy_that_is_not_imported_is_not_written():
     text = "config.activation_checkpoint = SelectiveAC.Config()\n"
-    with pytest.raises(UsageError, match="import FullAC there first"):
+    with pytest.raises(UsageError, match="FullAC: import it there first"):
         PYTHON_SYNTAX.edit(text, {"activation_checkpoint": {"mode": "full"}})
 
 
